@@ -30,7 +30,7 @@ from tests.servers import Nginx, nginx
 __all__ = ["nginx"]
 
 WORKERS = 2
-VIEWS = "view=v2", "view=v3", "view=arrays", "view=arrays,arrays=raw", "view=netcdf", "view=netcdf,netcdf=groups"
+VIEWS = "view=v2", "view=v3", "view=arrays", "view=arrays,arrays=raw"
 FRESH = "attr_timeout=0", "entry_timeout=0", "negative_timeout=0"
 
 # Processes read random files and compare their digests until SIGTERM; the program prints how many reads were right,
@@ -163,7 +163,7 @@ def all_run(mountpoint: Path) -> None:
 @pytest.mark.promise("S55")
 @pytest.mark.parametrize(
     ("source", "view"),
-    [*(("new", view) for view in VIEWS), ("set", "view=v2"), ("set", "view=netcdf,netcdf=groups"),
+    [*(("new", view) for view in VIEWS), ("set", "view=v2"),
      ("old set", "view=v3"), ("old set", "view=arrays")],
 )  # fmt: skip
 def test_each_process_shows_what_one_process_shows(

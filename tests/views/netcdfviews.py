@@ -20,9 +20,9 @@ async def build_here(description: bytes, key: str) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def netcdf_view(path: Path, groups: bool = False, **more: Any) -> AsyncIterator[NetCDFView]:
+async def netcdf_view(path: Path, **more: Any) -> AsyncIterator[NetCDFView]:
     """Open a NetCDF view of a directory; its file at the root is x.nc."""
-    view = NetCDFView(FileSystemStore(str(path)), "x", groups, 1 << 20, **({"build": build_here} | more))
+    view = NetCDFView(FileSystemStore(str(path)), "x", 1 << 20, **({"build": build_here} | more))
     try:
         yield view
     finally:
@@ -30,14 +30,14 @@ async def netcdf_view(path: Path, groups: bool = False, **more: Any) -> AsyncIte
 
 
 def converted(path: Path, into: Path, key: str = "x.nc", **more: Any) -> dict[str, str]:
-    """Copy a file of the NetCDF view of `path` to `into`, 997 bytes at a time; return the nodes left out, and why."""
+    """Copy a file of the NetCDF view of `path` to `into`, 9973 bytes at a time; return the nodes left out, and why."""
 
     async def main() -> dict[str, str]:
         async with netcdf_view(path, **more) as view:
             value = await view.open(key)
             with into.open("wb") as file:
-                for at in range(0, value.size, 997):
-                    file.write(await value.read(at, 997))
+                for at in range(0, value.size, 9973):
+                    file.write(await value.read(at, 9973))
             assert into.stat().st_size == value.size == (await view.info(key)).size
             return await view.left_out(key)
 

@@ -1,4 +1,4 @@
-"""view=netcdf fulfils the store contract: one file per group, readable in any byte range."""
+"""view=netcdf fulfils the store contract: one file, readable in any byte range."""
 
 from __future__ import annotations
 
@@ -22,17 +22,6 @@ from zarrfs.sources import open_source
 from zarrfs.views.netcdf import NetCDFView
 
 __all__ = ["s3"]
-FILES = ("x.nc", "a.nc", "a/b c.nc", "é.nc")
-
-
-class Headers(dict[str, bytes]):
-    """A cache of headers in memory, so that each is made once."""
-
-    def header(self, digest: str) -> bytes | None:
-        return self.get(digest)
-
-    def keep_header(self, digest: str, data: bytes) -> None:
-        self[digest] = data
 
 
 def write(path: Path) -> None:
@@ -45,26 +34,22 @@ def write(path: Path) -> None:
 
 
 class TestNetCDFView(StoreContract):
-    file = "a.nc"
+    file = "x.nc"
     trees = st.just(Tree())
     examples = 1
     place: ClassVar[Path]
-    headers: ClassVar[Headers] = Headers()
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def _written(cls, tmp_path_factory: pytest.TempPathFactory) -> None:
         cls.place = tmp_path_factory.mktemp("contract") / "x.zarr"
         write(cls.place)
-        copy = cls.place.with_name("copy.nc")
-        cls.tree = {}
-        for key in FILES:
-            assert converted(cls.place, copy, key, groups=True, kept=cls.headers) == {}
-            cls.tree[key] = copy.read_bytes()
+        assert converted(cls.place, cls.place.with_name("copy.nc")) == {}
+        cls.tree = {"x.nc": cls.place.with_name("copy.nc").read_bytes()}
 
     @asynccontextmanager
     async def open(self, tree: Tree) -> AsyncIterator[NetCDFView]:
-        async with netcdf_view(self.place, groups=True, kept=self.headers) as view:
+        async with netcdf_view(self.place) as view:
             yield view
 
     def usable(self, tree: Tree) -> Tree:

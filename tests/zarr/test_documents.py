@@ -208,7 +208,7 @@ def test_v3_dtypes_have_the_byte_order_of_chunks() -> None:
     """Inner chunks of shards count, too."""
     big = {"name": "bytes", "configuration": {"endian": "big"}}
     assert array("zarr.json", codecs=[big]).dtype == dtypes.parse_v2(">f4")
-    shard = {"name": "sharding_indexed", "configuration": {"chunk_shape": [2, 5], "codecs": [big], "index_codecs": []}}
+    shard = {"name": "sharding_indexed", "configuration": {"chunk_shape": [5, 2], "codecs": [big]}}
     transpose = {"name": "transpose", "configuration": {"order": [1, 0]}}
     assert array("zarr.json", codecs=[transpose, shard]).dtype.endian == "big"
     assert array("zarr.json", data_type="int8", fill_value=1, codecs=["bytes"]).codecs == (CodecSpec("bytes"),)

@@ -160,10 +160,6 @@ class Options:
         "source", "Views", "npy", words("npy", "raw"), "FORM",
         "With view=arrays: show an array as NAME.npy (npy), or as NAME.bin described by NAME.json (raw).",
     )
-    netcdf: str = _option(
-        "source", "Views", "file", words("file", "groups"), "FORM",
-        "With view=netcdf: show one file with all groups (file), or a file for each group (groups).",
-    )
     transcode: str = _option(
         "source", "Views", "on", words("on", "off"), "WHAT",
         "With view=v2 or v3: decode chunks that today's readers of that version cannot decode (on), or leave their "

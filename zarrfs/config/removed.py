@@ -10,6 +10,7 @@ from collections.abc import Mapping
 # the name, with "_", and what to do instead, without a full stop: "set cache_dir= and read the keys once"
 OPTIONS: Mapping[str, str] = {
     "conflict": "where a key is a file and a directory, the directory is shown and the file is left out",
+    "netcdf": "view=netcdf shows one file with all groups",
     "record": "nothing is recorded; set cache_dir= and read the keys once",
     "strict": "a bad entry fails when it is read, and `zarrfs check` lists all of them",
     "warm": "set cache_dir= and read the keys once",

@@ -225,11 +225,10 @@ def _open(plan: Plan, options: Options) -> Store:
     store = _open_bare(plan, options)
     if options.view is None:
         return store
-    from zarrfs.sources.index_cache import IndexCache
     from zarrfs.views import open_view
 
     try:
-        return open_view(store, options, plan.source, IndexCache(options) if options.view == "netcdf" else None)
+        return open_view(store, options, plan.source)
     except UsageError:
         discard(plan)
         raise

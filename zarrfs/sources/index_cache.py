@@ -181,34 +181,6 @@ class IndexCache:
         os.rename(scratch, path)
         return path
 
-    # -- headers of view=netcdf, which are named and trusted in the same way as indexes
-
-    def header(self, digest: str) -> bytes | None:
-        """Return the header kept for the description with this digest; None if there is no trusted one."""
-        if not self._keeps or self._problem is not None:
-            return None
-        with contextlib.suppress(OSError):
-            for name in os.listdir(self.directory):
-                match = _HEADER_NAME.fullmatch(name)
-                if match is None or match[1] != digest:
-                    continue
-                path = os.path.join(self.directory, name)
-                with _own_file(path) as file:
-                    data: bytes = file.read()
-                if hashlib.sha256(data).hexdigest() == match[2]:
-                    with contextlib.suppress(OSError):
-                        os.utime(path)  # the time of its last use
-                    return data
-        return None
-
-    def keep_header(self, digest: str, data: bytes) -> None:
-        """Keep a header. Errors are ignored: they only cost time at the next mount."""
-        if not self._keeps or self._problem is not None:
-            return
-        name = f"{digest}.{hashlib.sha256(data).hexdigest()}.netcdf"
-        with contextlib.suppress(OSError):
-            self._write(os.path.join(self.directory, name), data, 0o600)
-
     def _write(self, path: str, data: bytes, mode: int) -> None:
         """Write a small file atomically, by a rename."""
         scratch = os.path.join(self.directory, f".zarrfs-{secrets.token_hex(8)}.tmp")

@@ -5,15 +5,9 @@ A view uses Store and the Zarr formats. It must not depend on where its store ke
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from zarrfs.config.options import Options
 from zarrfs.errors import UsageError
 from zarrfs.store.api import Store
-
-if TYPE_CHECKING:
-    from zarrfs.views.netcdf import KeptHeaders
-
 
 MODULES = {  # modules that are imported when a file of a view is read
     None: (), "arrays": ("zarrfs.views.flat",), "v2": ("zarrfs.views.derived",), "v3": ("zarrfs.views.derived",),
@@ -21,11 +15,10 @@ MODULES = {  # modules that are imported when a file of a view is read
 }  # fmt: skip
 
 
-def open_view(store: Store, options: Options, source: str = "", kept: KeptHeaders | None = None) -> Store:
+def open_view(store: Store, options: Options, source: str = "") -> Store:
     """Return the view of `store` that options.view names; closing the view closes the store.
 
-    With view=netcdf, `source` determines the names of files, and headers are kept in `kept`. Raise UsageError if a
-    package is missing.
+    With view=netcdf, `source` determines the name of the file. Raise UsageError if a package is missing.
     """
     several = options.workers != 1
     if options.view == "arrays":
@@ -39,10 +32,7 @@ def open_view(store: Store, options: Options, source: str = "", kept: KeptHeader
         problem = missing_package()
         if problem is not None:
             raise UsageError(f"option view=netcdf: {problem}")
-        groups = options.netcdf == "groups"
-        return NetCDFView(
-            store, name_of(source), groups, options.array_cache, kept=kept, several=several
-        )
+        return NetCDFView(store, name_of(source), options.array_cache)
     from zarrfs.views.translated import TranslatedView
 
     return TranslatedView(

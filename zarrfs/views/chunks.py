@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable
+import math
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import trio
 
 from zarrfs.concurrency.tasks import for_each
-from zarrfs.errors import NotFound, ReadError, StoreError
-from zarrfs.store.api import Info, Kind, Store, join_key
+from zarrfs.errors import NotFound, OutOfRange, ReadError, StoreError, TargetChanged, TargetMissing
+from zarrfs.store.api import Info, Kind, Store, Value, join_key
 from zarrfs.store.traversal import resolve
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import quarter
@@ -201,21 +202,32 @@ class Chunks:
         chunk = await self._cache.run(work, self._decode, key, data, index)
         return Decoded(chunk, chunk.nbytes + KEPT, version, now)
 
-    async def stored(self, number: int, start: int, count: int) -> Buffer | None:
-        """Read `count` items of a chunk of a plain array from `start` on; None if the chunk is missing."""
-        key, size = self.key(number), self.size_of_chunk
-        found = await self._find(key, sized=False)
-        self._note(key, self._version_in(found))
-        if found is None:
+    async def stored(self, number: int, runs: Sequence[tuple[int, int]]) -> list[Buffer] | None:
+        """Read runs of items, (start, count), of one version of a chunk of a plain array; None if it is missing."""
+        key = self.key(number)
+        for _ in range(_TRIES):
+            found = await self._find(key, sized=False)
+            self._note(key, self._version_in(found))
+            try:
+                return None if found is None else await self._opened(key, found[0], runs)
+            except (TargetChanged, TargetMissing, OutOfRange):
+                if self._store.immutable:
+                    raise
+        raise ReadError(key, _CHANGES)
+
+    async def _opened(self, key: str, at: str, runs: Sequence[tuple[int, int]]) -> list[Buffer] | None:
+        value: Value | None = await _ask(key, self._store.open, at)
+        if value is None:
             return None
-        extent = start * self.itemsize, count * self.itemsize
-        data: Buffer | None = await _ask(key, self._store.get, found[0], *extent)
-        if data is None:
-            return None
-        info = await self._info(key)
-        if info is None or info.size != size or len(data) != count * self.itemsize:
-            raise ReadError(key, f"a chunk of {info and info.size} bytes, not {size}")
-        return data
+        try:
+            if value.size != self.size_of_chunk:
+                raise ReadError(key, f"a chunk of {value.size} bytes, not {self.size_of_chunk}")
+            found = [await value.read(start * self.itemsize, count * self.itemsize) for start, count in runs]
+        finally:
+            value.close()
+        if any(len(data) != count * self.itemsize for data, (_, count) in zip(found, runs, strict=True)):
+            raise ReadError(key, _CHANGES)
+        return found
 
     @property
     def noted(self) -> int:
@@ -253,8 +265,8 @@ class Chunks:
         except MetadataError as exc:
             raise ReadError(key, str(exc)) from exc
         chunk = chunk.T if self.fortran else chunk
-        if chunk.shape != self.shape_of_chunk:
-            raise ReadError(key, f"a chunk of the shape {chunk.shape}, not {self.shape_of_chunk}")
+        if chunk.shape != self._grid.chunks:
+            raise ReadError(key, f"a chunk of the shape {chunk.shape}, not {self._grid.chunks}")
         chunk = np.asarray(chunk, order="C")  # copied once here, in a thread, instead of at every read
         if self._finish is not None:
             return self._finish(chunk)
@@ -295,11 +307,6 @@ class Chunks:
         """
         found: tuple[str, Info] | None = await _ask(key, resolve, self._store, key, sized)
         return found
-
-    async def _info(self, key: str) -> Info | None:
-        """Return the Info of a stored value, following links; None if it does not exist. Raise ReadError."""
-        found = await self._find(key)
-        return None if found is None else found[1]
 
     def _note(self, key: str, version: Hashable) -> None:
         if self._notes and len(self._read) < _NOTED:
@@ -387,6 +394,29 @@ class Chunks:
         except MetadataError as exc:
             raise ReadError(key, str(exc)) from exc
         return Decoded(index, length + KEPT, version, now)
+
+
+class ChunkRow(Chunks):
+    """The chunks of one array, a chunk after the other as if it had one dimension, with the items beyond its edges.
+
+    A chunk that is longer than the array is cut to it. Items are in C order.
+    """
+
+    def __init__(self, store: Store, node: Node, cache: DecodedCache) -> None:
+        """`node` is an array in `store`."""
+        super().__init__(store, node, cache, c_order=True, finish=self._cut)
+        cut = tuple(map(min, self._grid.chunks, self._grid.shape))
+        self._part = tuple(map(slice, cut))
+        self._contiguous = cut[1:] == self._grid.chunks[1:]
+        items = math.prod(cut)
+        self.shape, self.shape_of_chunk, self.counts = (self.number * items,), (items,), (self.number,)
+
+    @property
+    def plain(self) -> bool:
+        return self._contiguous and super().plain
+
+    def _cut(self, chunk: Array) -> Array:
+        return np.ascontiguousarray(part_of(chunk, self._part)).reshape(-1).view(self.item)
 
 
 async def _ask(key: str, ask: Callable[..., Any], *arguments: Any) -> Any:

@@ -20,7 +20,7 @@ from zarrfs.errors import ZarrfsError
 from zarrfs.store.api import Store
 from zarrfs.system.buffers import Buffer
 from zarrfs.views.boxes import Piece, boxes, number_of_pieces, offset_of, pieces
-from zarrfs.views.chunks import KEPT, Array, Chunks, part_of
+from zarrfs.views.chunks import KEPT, Array, ChunkRow, Chunks, part_of
 from zarrfs.views.decoded_cache import DecodedCache
 from zarrfs.views.hierarchy import Node
 from zarrfs.views.scans import Scan, Scans
@@ -95,9 +95,9 @@ class _Run(NamedTuple):
 class FlatArray:
     """The items of an array in C order, or in Fortran order if its chunks have that order (`chunks.fortran`)."""
 
-    def __init__(self, store: Store, node: Node, cache: DecodedCache, c_order: bool = False) -> None:
-        """`node` is an array in `store` with items of fixed size. `c_order`: always in C order."""
-        self.chunks = Chunks(store, node, cache, c_order)
+    def __init__(self, store: Store, node: Node, cache: DecodedCache, in_chunks: bool = False) -> None:
+        """`node` is an array in `store` with items of fixed size. `in_chunks`: in the order of ChunkRow instead."""
+        self.chunks = ChunkRow(store, node, cache) if in_chunks else Chunks(store, node, cache)
         self._cache = cache
         self._store = store
         room = cache.budget // (self.chunks.size_of_chunk + KEPT)
@@ -138,8 +138,10 @@ class FlatArray:
         direct = self.chunks.plain and bool(runs) and not any(self.chunks.coming(run.number) for run in runs)
         self._read_ahead(start, stop, direct)
         if direct:
-            found = [await self._stored(run) for run in runs]
-            return found[0] if len(found) == 1 else b"".join(found)
+            data: dict[_Run, Buffer] = {}
+            for number in dict.fromkeys(run.number for run in runs):
+                data |= await self._stored([run for run in runs if run.number == number])
+            return data[runs[0]] if len(runs) == 1 else b"".join(data[run] for run in runs)
         if len(runs) == 1:
             return await self._one(runs[0])
         return await self._several(parts, last - first)
@@ -173,9 +175,12 @@ class FlatArray:
                 found.append(run)
         return found
 
-    async def _stored(self, run: _Run) -> Buffer:
-        data = await self.chunks.stored(*run)
-        return _bytes_of(self.chunks.filled((run.items,))) if data is None else data
+    async def _stored(self, runs: list[_Run]) -> dict[_Run, Buffer]:
+        """Return the items of runs of one chunk."""
+        data = await self.chunks.stored(runs[0].number, [(run.start, run.items) for run in runs])
+        if data is None:
+            data = [_bytes_of(self.chunks.filled((run.items,))) for run in runs]
+        return dict(zip(runs, data, strict=True))
 
     async def _one(self, run: _Run) -> Buffer:
         """Return a single run without copying it."""

@@ -29,9 +29,10 @@ _OPEN = 1024  # readers to keep
 class FlatArrays:
     """The readers of the arrays of one store, with one bounded cache of decoded chunks."""
 
-    def __init__(self, store: Store, budget: int, c_order: bool = False) -> None:
-        """`budget`: bytes of decoded chunks to cache. `c_order`: read items in C order, however they are stored."""
-        self._store, self._c_order = store, c_order
+    def __init__(self, store: Store, budget: int, in_chunks: bool = False) -> None:
+        """`budget`: bytes of decoded chunks to cache. `in_chunks`: the readers have the order of FlatArray's
+        `in_chunks`."""
+        self._store, self._in_chunks = store, in_chunks
         self.cache = DecodedCache(budget)
         self._arrays: LRU[str, FlatArray] = LRU(_OPEN, self._forget)
         self._seen: dict[str, tuple[float, int]] = {}  # last check and last change (ns) of chunks
@@ -44,7 +45,7 @@ class FlatArrays:
 
         found = self._arrays.use(node.path)
         if found is None or (found.chunks.node is not node and found.chunks.node != node):
-            found = self._arrays.put(node.path, FlatArray(self._store, node, self.cache, self._c_order))
+            found = self._arrays.put(node.path, FlatArray(self._store, node, self.cache, self._in_chunks))
         return found
 
     async def look_at_chunks(self, node: Node) -> int:

@@ -2,13 +2,16 @@
 
 The child process reads a description (netcdf_model.py), creates the file in memory with the space of every variable
 allocated but not filled, and asks the library for the address of each variable. The written parts of the file are the
-header; the rest is holes. Space is allocated after all metadata is written, so that the file begins with the header.
+header; the rest is holes.
+
+Variables are chunked with the implicit index of HDF5 1.10: with a fixed shape, no filter and early allocation, chunk n
+is at base + n * chunk bytes, and no index is stored. Contiguous variables are for data that is kept with the header:
+libhdf5 marks its sieve buffer for them as filled before a read has succeeded, and so returns zeros after an error.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 import subprocess
@@ -21,10 +24,11 @@ from zarrfs.errors import ReadError
 from zarrfs.system.processes import python
 from zarrfs.system.sparse import each_extent
 
-_VERSIONS = ("earliest", "v110")  # of the HDF5 format
+_VERSIONS = ("v110", "v110")  # of the HDF5 format
 _PAGE = 4096  # bytes; each variable begins at a page, so that it shares no page with another one or the header
-_AHEAD = 4 << 20  # bytes that the NetCDF library (4.10) reads to detect the format; large files have a hole there
-_GAP = ".gap"  # the data set in the place of that hole while space is allocated; valid_name() never returns its name
+_AHEAD = 4 << 20  # bytes that the NetCDF library (4.10) reads to detect the format: no variable begins before
+_ROOM = 32 << 10  # bytes of header for a variable; what does not fit lies between variables
+_GAP, _STOP = ".gap", ".stop"  # data sets that keep room for the header; valid_name() never returns their names
 _LIMIT = 600.0  # seconds for one header
 
 
@@ -34,7 +38,7 @@ class Header:
 
     size: int  # bytes of the whole file
     parts: tuple[tuple[int, bytes], ...]  # the parts that the library wrote: (address, bytes), in order
-    places: tuple[tuple[int, int] | None, ...]  # (address, size in bytes) of each variable; None: it has no bytes
+    places: tuple[int | None, ...]  # the address of the chunks of each variable; None: it has none
 
 
 def missing_package() -> str | None:
@@ -47,14 +51,6 @@ def missing_package() -> str | None:
     from zarrfs.system.packages import install_command
 
     return f"needs the package {' and '.join(lacking)}: {install_command('netcdf')}"
-
-
-@functools.cache
-def libraries() -> bytes:
-    """Return the versions of the packages that make headers: with others, equal descriptions may differ in headers."""
-    import importlib.metadata
-
-    return " ".join(importlib.metadata.version(name) for name in ("h5netcdf", "h5py")).encode()
 
 
 async def build(description: bytes, key: str) -> bytes:
@@ -89,8 +85,7 @@ def unpack(data: bytes) -> Header:
         at += length
     if at != len(rest):
         raise ValueError("its length is not that of its parts")
-    places = tuple(None if one is None else (one[0], one[1]) for one in found["places"])
-    return Header(found["size"], tuple(parts), places)
+    return Header(found["size"], tuple(parts), tuple(found["places"]))
 
 
 def pack(header: Header) -> bytes:
@@ -105,18 +100,43 @@ def pack(header: Header) -> bytes:
 def write(description: bytes) -> Header:
     """Create the file that `description` describes; return its header. Imports h5py."""
     import h5netcdf
-    import h5py
 
+    groups = json.loads(description)["groups"]
     # pass a file object, because libhdf5 resolves paths, and the path of a memfd does not lead to a file
     with open(os.memfd_create("zarrfs-header", os.MFD_CLOEXEC), "w+b", buffering=0) as memory:
-        with h5netcdf.File(memory, "w", libver=_VERSIONS) as file:
-            variables = [one for group in json.loads(description)["groups"] for one in _write_group(file, group)]
-            names = [variable._h5ds.name for variable in variables]
-        # reopen the file, so that the library does not put small variables into free space within the header
-        with h5py.File(memory, "r+", libver=_VERSIONS, alignment_threshold=1, alignment_interval=_PAGE) as file:
-            places = _allocate(file, names)
+        with h5netcdf.File(
+            memory, "w", libver=_VERSIONS, alignment_threshold=1, alignment_interval=_PAGE
+        ) as file:  # fmt: skip
+            whole = file._h5file
+            _keep_room(whole, _AHEAD + _ROOM * sum(len(group["variables"]) for group in groups))
+            places = [_place(variable) for group in groups for variable in _write_group(file, group)]
+            del whole[_STOP]
         size = os.fstat(memory.fileno()).st_size
         return Header(size, tuple(_written(memory.fileno(), size)), tuple(places))
+
+
+def _keep_room(file: Any, size: int) -> None:
+    """Let the metadata written from now on lie in the first `size` bytes of a file, and all data after them.
+
+    The index of a chunked data set, 8 bytes for each chunk, is metadata. Once it is deleted, the library writes other
+    metadata in its place, but no data.
+    """
+    gap = file.create_dataset(_GAP, (size // 8,), "u1", chunks=(1,))
+    gap[0] = 0
+    file.flush()  # allocates the index
+    file.create_dataset(_STOP, (1,), "u1")[0] = 0  # otherwise the end of the file would move back
+    del gap, file[_GAP]
+
+
+def _place(variable: Any) -> int | None:
+    """Return where the chunks of a variable begin; None if it has none. Check that they follow each other."""
+    dataset = variable._h5ds
+    if not dataset.size or dataset.chunks is None:
+        return None
+    first = dataset.id.get_chunk_info(0)
+    if dataset.chunks != dataset.shape and dataset.id.get_chunk_info(1).byte_offset != first.byte_offset + first.size:
+        raise ValueError(f"{dataset.name}: libhdf5 does not store its chunks one after the other")
+    return int(first.byte_offset)
 
 
 def _written(descriptor: int, size: int) -> list[tuple[int, bytes]]:
@@ -130,27 +150,6 @@ def _written(descriptor: int, size: int) -> list[tuple[int, bytes]]:
     return found
 
 
-def _allocate(file: Any, names: list[str]) -> list[tuple[int, int] | None]:
-    """Allocate the space of the variables without filling it; return (address, size) of each."""
-    import numpy as np
-
-    datasets = [file[name] for name in names]
-    large = sum(dataset.nbytes for dataset in datasets) > _AHEAD
-    gap = file.create_dataset(_GAP, (_AHEAD,), "u1") if large else None
-    if gap is not None:
-        gap[0] = 0
-    places: list[tuple[int, int] | None] = []
-    for dataset in datasets:
-        if not dataset.size:
-            places.append(None)
-            continue
-        dataset[(0,) * dataset.ndim] = np.zeros((), dataset.dtype)  # allocates the whole contiguous data set
-        places.append((dataset.id.get_offset(), dataset.id.get_storage_size()))
-    if gap is not None:
-        del file[_GAP]
-    return places
-
-
 def _write_group(file: Any, group: dict[str, Any]) -> list[Any]:
     """Write a group and any missing groups above it; return its variables."""
     import h5py
@@ -162,18 +161,20 @@ def _write_group(file: Any, group: dict[str, Any]) -> list[Any]:
     _write_attributes(made, group["attributes"])
     dimensions = group["dimensions"]
     made.dimensions = {name: extent or None for name, extent in dimensions.items()}
-    plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    plist.set_layout(h5py.h5d.CONTIGUOUS)
-    plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     variables = []
     for about in group["variables"]:
         dtype = np.dtype(about["dtype"])
         fill = None if about["fill"] is None else np.frombuffer(bytes.fromhex(about["fill"]), dtype)[0]
         shape = [dimensions[name] for name in about["dims"]]
-        more: dict[str, Any] = {"dcpl": plist.copy()}
+        chunks = None if about["chunks"] is None else tuple(about["chunks"])
+        more: dict[str, Any] = {"dcpl": early.copy(), "fill_time": "never", "chunks": chunks}
         if not all(shape):  # an empty variable has an unlimited dimension, which requires chunks
             more = {"maxshape": [extent or None for extent in shape], "chunks": (1,) * len(shape)}
         variable = made.create_variable(about["name"], tuple(about["dims"]), dtype, fillvalue=fill, **more)
+        if about["data"] is not None and all(shape):
+            variable[...] = np.frombuffer(bytes.fromhex(about["data"]), dtype).reshape(shape)
         _write_attributes(variable, about["attributes"])
         variables.append(variable)
     return variables

@@ -1,9 +1,7 @@
 """The description of a NetCDF-4 file that shows Zarr groups: its dimensions, variables and attributes.
 
-A description depends only on the documents, on the texts of any length (their widths, and whether they can be shown),
-and on the codecs that are available. A header depends only on the description and on the libraries that write it
-(netcdf_header.py): with the same libraries, equal descriptions have equal headers. Sources: NetCDF-4 file format
-specification (names, dimensions, coordinates); xarray's encoding of Zarr (`_ARRAY_DIMENSIONS`, `_FillValue`).
+Sources: NetCDF-4 file format specification (names, dimensions, coordinates); xarray's encoding of Zarr
+(`_ARRAY_DIMENSIONS`, `_FillValue`).
 """
 
 from __future__ import annotations
@@ -22,20 +20,20 @@ from zarrfs.errors import ReadError
 from zarrfs.store.api import split_key
 from zarrfs.views.flat import flat_size
 from zarrfs.views.hierarchy import Node
+from zarrfs.views.netcdf_inline import Inlined
 from zarrfs.views.netcdf_items import NOT_A_TIME, VariableForm, forms_of
-from zarrfs.views.netcdf_texts import Texts
 from zarrfs.zarr import fillvalues
-from zarrfs.zarr.codecs import check_codecs
+from zarrfs.zarr.codecs import check_codecs, inner_array
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.model import ArrayMetadata
 from zarrfs.zarr.v2 import DIMENSIONS
 
-LAYOUT = 1  # to be changed whenever equal documents get another header
 ROOT = "array"  # the name of an array that is the whole store
 _NAME_MAX = 240  # bytes; NetCDF has 256 (NC_MAX_NAME), a Zarr name 255; the rest is for suffixes
 _RANK_MAX = 32  # H5S_MAX_RANK
 _SIZE_MAX = 1 << 62  # bytes of all variables of a file
+_CHUNK_MAX = (4 << 30) - 1  # bytes of a chunk of HDF5
 _RESERVED = {  # attributes that the NetCDF library reserves
     "CLASS", "NAME", "REFERENCE_LIST", "DIMENSION_LIST", "DIMENSION_LABELS", "_Netcdf4Dimid", "_Netcdf4Coordinates",
     "_nc3_strict", "_NCProperties", "_FillValue", "_NCCOPY", "_IsNetcdf4", "_SuperblockVersion", "_Format",
@@ -55,8 +53,7 @@ class Variable:
 
     node: Node
     form: VariableForm
-    nbytes: int
-    texts: Texts | None = None  # the items in memory, if they are not decoded when they are read
+    nbytes: int  # of its chunks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,10 +65,10 @@ class Description:
     left_out: dict[str, str]  # why nodes are not in the file, by path
 
 
-def describe(nodes: Iterable[Node], root: str = "", texts: Mapping[str, Texts | str] | None = None) -> Description:
-    """Describe the file that shows `nodes`: the group or array at `root` and nodes below it, in any order.
+def describe(nodes: Iterable[Node], inlined: Mapping[str, Inlined | str]) -> Description:
+    """Describe the file that shows `nodes`: the root and all nodes below it, in any order.
 
-    `texts`: the items of arrays of text of any length by path, or the reason why they are left out. Raises
+    `inlined`: the items of arrays that are kept with the header, by path, or the reason why they are left out. Raise
     MetadataError if the variables are larger than any file.
     """
     ordered = sorted(nodes, key=lambda node: node.path.split("/"))
@@ -84,13 +81,13 @@ def describe(nodes: Iterable[Node], root: str = "", texts: Mapping[str, Texts | 
         if node.problem is not None:
             left_out[node.path] = node.problem
         if isinstance(node.metadata, ArrayMetadata):
-            above = root if node.path == root else split_key(node.path)[0]
+            above = split_key(node.path)[0]
             arrays.setdefault(above, []).append(node)
             if above not in groups:  # the root is an array
                 groups[above] = _Group([], {})
         elif not node.leaf:
             attributes = {} if node.metadata is None else node.metadata.attributes
-            if node.path == root:
+            if not node.path:
                 groups[node.path] = _Group([], attributes)
                 continue
             parent, name = split_key(node.path)
@@ -102,12 +99,12 @@ def describe(nodes: Iterable[Node], root: str = "", texts: Mapping[str, Texts | 
             known.below.add(shown)
     total = 0
     for path, group in groups.items():
-        for variable, size in group.fill(arrays.get(path, ()), path == root, left_out, counter, texts or {}):
-            total += size
+        for variable in group.fill(arrays.get(path, ()), left_out, counter, inlined):
+            total += variable.nbytes
             if total > _SIZE_MAX:
                 raise MetadataError(f"its variables are larger than any file ({total} bytes)")
             variables.append(variable)
-    document = {"layout": LAYOUT, "groups": [group.as_json() for group in groups.values()]}
+    document = {"groups": [group.as_json() for group in groups.values()]}
     return Description(json.dumps(document, separators=(",", ":")).encode(), tuple(variables), left_out)
 
 
@@ -163,46 +160,48 @@ class _Group:
         self._attributes = attributes_of(hidden, None, (() if old is None else ((_OLD_NAME, *_text(old)),)))
 
     def fill(
-        self, arrays: Sequence[Node], is_root: bool, left_out: dict[str, str], counter: _Counter,
-        texts: Mapping[str, Texts | str],
-    ) -> list[tuple[Variable, int]]:
-        """Add the variables of `arrays`; return each with its size. Fills `left_out`."""
-        sound: list[tuple[str, ArrayMetadata, Node, tuple[VariableForm, ...]]] = []
+        self, arrays: Sequence[Node], left_out: dict[str, str], counter: _Counter,
+        inlined: Mapping[str, Inlined | str],
+    ) -> list[Variable]:
+        """Add the variables of `arrays` and return them. Fills `left_out`."""
+        sound: list[tuple[str, ArrayMetadata, Node, tuple[VariableForm, ...], tuple[int, ...] | None]] = []
         for node in arrays:
             array = node.metadata
             assert isinstance(array, ArrayMetadata)
             try:
-                text = texts.get(node.path)
-                if isinstance(text, str):
-                    raise MetadataError(text)  # noqa: TRY301
-                if text is None:
+                known = inlined.get(node.path)
+                if isinstance(known, str):
+                    raise MetadataError(known)  # noqa: TRY301
+                if known is None:
                     flat_size(array)
-                forms = forms_of(array.dtype) if text is None else (text.form,)
+                forms = forms_of(array.dtype) if known is None else known.forms
                 if array.ndim + (forms[0].width > 0) > _RANK_MAX:
                     raise MetadataError(f"shape: HDF5 has no arrays of {array.ndim} dimensions")  # noqa: TRY301
                 for form in forms:
                     fill_of(array, form)
                 for reason in check_codecs(array):  # its chunks could not be read, nor a small file be opened
                     raise MetadataError(reason)  # noqa: TRY301
+                chunks = _chunks_of(array, forms) if known is None and all(array.shape) else None
             except MetadataError as exc:
                 left_out[node.path] = str(exc)
                 continue
-            name = split_key(node.path)[1] if node.path and not (is_root and node.path == "") else ROOT
-            sound.append((name, array, node, forms))
-        called = {name: self.names.unique(name) for name, _, _, forms in sound if not forms[0].suffix}
+            name = split_key(node.path)[1] if node.path else ROOT
+            sound.append((name, array, node, forms, chunks))
+        called = {name: self.names.unique(name) for name, _, _, forms, _ in sound if not forms[0].suffix}
         mapped: dict[tuple[str, int], str] = {}
         # coordinates first: if arrays give one dimension name several extents, that of the coordinate keeps the name
         sound.sort(key=lambda one: dimension_names(one[1])[:1] != (one[0],))
         found = []
-        for name, array, node, forms in sound:
+        for name, array, node, forms, chunks in sound:
             dims = self._dimensions_of(array, called, mapped, counter)
-            for form in forms:
+            known = inlined.get(node.path)
+            for number, form in enumerate(forms):
                 shown = called[name] if not form.suffix else self.names.unique(name + form.suffix)
                 own = [*dims, self._named(f"string{form.width}", form.width, {}, mapped)] if form.width else dims
-                self._variables.append(_variable(array, form, name, shown, own))
-                size = form.itemsize * math.prod(array.shape)
-                text = texts.get(node.path)
-                found.append((Variable(node, form, size, text if isinstance(text, Texts) else None), size))
+                wide = (*chunks, form.width) if chunks is not None and form.width else chunks
+                data = known.data[number].hex() if isinstance(known, Inlined) else None
+                self._variables.append(_variable(array, form, name, shown, own) | {"chunks": wide, "data": data})
+                found.append(Variable(node, form, form.itemsize * items_of(array)))
         return found
 
     def _dimensions_of(
@@ -268,6 +267,31 @@ def _variable(array: ArrayMetadata, form: VariableForm, name: str, shown: str, d
         "name": shown, "dims": dims, "dtype": form.dtype, "fill": None if fill is None else fill.hex(),
         "attributes": attributes_of(attributes, form.dtype, fixed),
     }  # fmt: skip
+
+
+def items_of(array: ArrayMetadata) -> int:
+    """Return the number of items in all chunks, with those beyond the edges, but no chunk longer than the array."""
+    grid = (inner_array(array) or array).grid
+    return grid.size * math.prod(map(min, grid.chunks, grid.shape))
+
+
+def _chunks_of(array: ArrayMetadata, forms: Sequence[VariableForm]) -> tuple[int, ...]:
+    """Return the shape of HDF5 chunks: that of Zarr, cut to the shape of the array.
+
+    A single chunk that is too large for HDF5 is divided along its first dimensions, which does not change the order of
+    items. Raise MetadataError for larger chunks.
+    """
+    grid = (inner_array(array) or array).grid
+    chunks = [*map(min, grid.chunks, grid.shape)]
+    most = _CHUNK_MAX // max(form.itemsize for form in forms)  # items
+    for at in range(len(chunks)):
+        size = math.prod(chunks)
+        if size <= most:
+            break
+        if grid.size > 1:
+            raise MetadataError(f"chunks of {size * forms[0].itemsize:,} bytes: HDF5 has none of 4 GiB or more")
+        chunks[at] = max(most // math.prod(chunks[at + 1 :]), 1) if not at else 1
+    return tuple(chunks)
 
 
 def dimension_names(array: ArrayMetadata) -> tuple[str | None, ...]:

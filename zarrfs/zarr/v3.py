@@ -16,7 +16,7 @@ from typing import Any
 from zarrfs.zarr import dtypes, fillvalues, v2
 from zarrfs.zarr.common import check_format, node_attributes, regular_grid, required
 from zarrfs.zarr.dtypes import Endian
-from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.errors import CodecError, MetadataError
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.keys import DEFAULT, FLAT, KeyTemplate
 from zarrfs.zarr.model import SHARDING, ArrayMetadata, CodecSpec, GroupMetadata
@@ -77,6 +77,7 @@ def _parse_array(document: dict[str, JSON], attributes: dict[str, JSON]) -> Arra
         raise MetadataError(f"chunk_grid {name[:60]!r} is not known")
     chunks = required(grid_configuration, "chunk_shape")
     grid = regular_grid(required(document, "shape"), chunks, dtype)
+    _check_shards(codecs, grid.chunks, 0)
     fill, fill_object = fillvalues.from_v3(required(document, "fill_value"), dtype)
     keys = _parse_encoding(required(document, "chunk_key_encoding"))
     return ArrayMetadata(
@@ -109,6 +110,29 @@ def _parse_codecs(value: JSON, depth: int) -> tuple[CodecSpec, ...]:
             name = "bytes"
         found.append(CodecSpec(name, configuration))
     return tuple(found)
+
+
+def _check_shards(codecs: tuple[CodecSpec, ...], shape: tuple[int, ...], depth: int) -> None:
+    """Raise CodecError or MetadataError if the configuration of a codec for shards of `shape` is invalid."""
+    for name, configuration in codecs:
+        if name == "transpose":
+            order: Any = configuration.get("order")
+            valid = isinstance(order, list) and all(type(at) is int for at in order)
+            if not valid or sorted(order) != [*range(len(shape))]:
+                raise CodecError(name, f"order {order} is not one of {len(shape)} axes")
+            shape = tuple(shape[at] for at in order)
+        elif name == SHARDING:
+            inner = configuration.get("chunk_shape")
+            if not isinstance(inner, list) or len(inner) != len(shape):
+                raise CodecError(SHARDING, f"chunk_shape {inner} where shards have {len(shape)} dimensions")
+            pairs = zip(inner, shape, strict=True)
+            if any(type(step) is not int or step < 1 or whole % step for step, whole in pairs):
+                raise CodecError(SHARDING, f"shards of {list(shape)} are no whole number of chunks of {inner}")
+            if configuration.get("index_location", "end") not in ("start", "end"):
+                raise CodecError(SHARDING, f"index_location {configuration['index_location']} is not known")
+            if "index_codecs" in configuration:
+                _parse_codecs(configuration["index_codecs"], depth + 1)
+            _check_shards(_parse_codecs(configuration.get("codecs"), depth + 1), tuple(inner), depth + 1)
 
 
 def _endian(codecs: tuple[CodecSpec, ...], depth: int) -> Endian | None:
