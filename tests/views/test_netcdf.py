@@ -172,13 +172,6 @@ def test_unsupported_arrays_are_left_out_with_a_reason(tmp_path: Path, caplog: p
     with netCDF4.Dataset(tmp_path / "x.nc") as file:
         assert list(file.variables) == ["good"]
 
-    async def strictly() -> None:
-        async with netcdf_view(tmp_path / "z", strict=True) as view:
-            with pytest.raises(ReadError, match="view=netcdf cannot show it"):
-                await view.check()
-
-    trio.run(strictly)
-
 
 def test_clashing_or_invalid_names_and_dimensions_are_renamed(tmp_path: Path) -> None:
     root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
