@@ -11,11 +11,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import arrays
 import measures
-import netcdf
 import remote
-import sets
+import views
 from data import Data
 from measures import Result
 from remote_data import Tree
@@ -24,12 +22,10 @@ import zarrfs
 
 SUITES: dict[str, dict[str, Any]] = {
     "basics": measures.MEASURES,
-    "references": sets.MEASURES,
     "remote": remote.MEASURES,
-    "arrays": arrays.MEASURES,
-    "netcdf": netcdf.MEASURES,
+    "views": views.MEASURES,
 }
-NOTES = {"remote": remote.NOTES, "arrays": arrays.NOTES, "netcdf": netcdf.NOTES}
+NOTES = {"remote": remote.NOTES, "views": views.NOTES}
 
 HEADER = f"{'what':52} {'zarrfs':>26}   {'against':36} {'':>26} {'ratio':>7}  limit"
 
@@ -62,15 +58,12 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench", description="Measure zarrfs beside its peers.")
     parser.add_argument("suite", nargs="?", default="basics", choices=SUITES, help="what is measured (default basics)")
     parser.add_argument("--check", action="store_true", help="exit with status 1 when a limit is missed")
-    parser.add_argument("--peers", action="store_true", help="remote: rclone and fsspec.fuse, too")
     parser.add_argument("--only", metavar="NAMES", help="some of the suite")
     parser.add_argument("--directory", metavar="DIR", help="where files are made (default: one in the system's)")
     for flag, usual, metavar, meaning in (
         ("--rounds", 3, "N", "samples of each"),
-        ("--entries", None, "N", "references (default 100,000; references: a million)"),
-        ("--size", None, "MIB", "size of the large file (default 512; arrays, netcdf: 2048)"),
-        ("--large", 10_000_000, "N", "references: those of the larger set (default 10 million)"),
-        ("--parquet", 100_000_000, "N", "references: those of the Parquet set (default 100 million)"),
+        ("--entries", None, "N", "references (default 100,000)"),
+        ("--size", None, "MIB", "size of the large file (default 512; views: 1024)"),
     ):
         parser.add_argument(flag, type=int, default=usual, metavar=metavar, help=meaning)
     chosen = parser.parse_args()
@@ -86,12 +79,9 @@ def make(chosen: argparse.Namespace, directory: Path, cleanup: contextlib.ExitSt
     """Make the data that the measures of a suite take as their argument."""
     if chosen.suite == "basics":
         return Data(directory, chosen.entries or 100_000, (chosen.size or 512) << 20)
-    if chosen.suite == "references":
-        return sets.Sets(directory, chosen.entries or 1_000_000, chosen.large, chosen.parquet)
-    if chosen.suite in ("arrays", "netcdf"):
-        return arrays.Arrays(directory, (chosen.size or 2048) << 20)
+    if chosen.suite == "views":
+        return views.Stores(directory, (chosen.size or 1024) << 20)
     tree = Tree(directory, (chosen.size or 512) << 20)
-    tree.peers = chosen.peers
     cleanup.callback(tree.stop)
     tree.start()
     return tree

@@ -113,23 +113,6 @@ def noop(shape: list[str], data: Data) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def fsspec_fuse(document: Path, data: Run) -> Iterator[tuple[Path, int]]:
-    """Mount a reference set with fsspec.fuse; yield the mount point and the pid."""
-    env = {"PYTHONPATH": os.environ.get("ZARRFS_BENCH_PEERS", "")}
-    with place(data) as mountpoint:
-        command = [sys.executable, HERE / "fsspec_peer.py", "mount", document, mountpoint]
-        with foreground(command, mountpoint, env) as pid:
-            yield mountpoint, pid
-
-
-@contextlib.contextmanager
-def fsspec_fuse_many(data: Data) -> Iterator[Path]:
-    """Mount the large reference set with fsspec.fuse."""
-    with fsspec_fuse(data.many, data) as (mountpoint, _):
-        yield mountpoint
-
-
-@contextlib.contextmanager
 def plain(data: Data) -> Iterator[Path]:
     """Yield the same tree without a mount: files of a plain directory, in the kernel's caches."""
     root = data.directory / "plain"
@@ -147,7 +130,6 @@ def plain(data: Data) -> Iterator[Path]:
 MANY = {
     "zarrfs": lambda data: zarrfs(data.many, data),
     "no-op": lambda data: noop(["many", str(data.entries)], data),
-    "fsspec.fuse": fsspec_fuse_many,
     "plain": lambda data: plain(data),
 }
 # mounts of one large file

@@ -1,5 +1,4 @@
-"""Remote data: `scripts/bench remote`. zarrfs and a client without a mount read the same tree over HTTP; with
-`--peers`, rclone and fsspec.fuse as well.
+"""Remote data: `scripts/bench remote`. zarrfs and a client without a mount read the same tree over HTTP.
 
 Limits apply at 30 ms of latency per request; the figures without latency have no limits.
 """
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import remote_peers
 from measures import Result, Sampler
-from remote_data import CHUNK, COLUMNS, HTTP, HTTPS, ROWS, SERVERS, TINY, Server, Tree, chunk
+from remote_data import CHUNK, COLUMNS, HTTPS, ROWS, SERVERS, TINY, Server, Tree, chunk
 from remote_peers import Contender, Piece, Place
 
 MB = 1e6
@@ -27,8 +26,8 @@ A chunk has {CHUNK >> 10} KiB. "direct" is a client without any mount, one conne
 a fresh mount with empty caches; time starts when it answers; the SHA-256 of what came is checked afterwards.
 Before each sample, whoever is measured, another process touches 3 GiB of memory and frees it: a virtual machine gets
 what it touches for the first time from its host at 0.4 GB/s; memory that it has touched before is there at 8 GB/s.
-nginx (one worker), daemons and readers share the machine. rclone mounts the tree, zarrfs and fsspec.fuse mount
-references to it.
+nginx (one worker), daemons and readers share the machine. zarrfs mounts references to the
+tree.
 """
 
 
@@ -79,18 +78,6 @@ def result(
     return Result(what, unit, ours, against, note="no figure here")
 
 
-def peers_of(tree: Tree, sampler: Callable[[Contender], Sampler]) -> dict[str, Sampler]:
-    """Return samplers of rclone and fsspec.fuse if --peers was given."""
-    return {name: sampler(contender) for name, contender in remote_peers.PEERS.items()} if tree.peers else {}
-
-
-def beside_peers(what: str, unit: str, samples: dict[str, list[float]]) -> Iterator[Result]:
-    """Yield rows of zarrfs beside each peer in `samples`."""
-    for name in remote_peers.PEERS:
-        if name in samples:
-            yield result(what, unit, samples["zarrfs"], name, samples[name])
-
-
 def limit(server: Server, https: float, http: float) -> float | None:
     """Return the limit of a row; None without latency."""
     return (https if server is HTTPS else http) if server.delay else None
@@ -109,12 +96,10 @@ def measure_chunks(tree: Tree, rounds: int) -> Iterator[Result]:
                 {
                     "zarrfs": rate(tree, remote_peers.zarrfs(), server, jobs),
                     "direct": rate(tree, remote_peers.direct, server, jobs),
-                    **peers_of(tree, lambda peer, server=server, jobs=jobs: rate(tree, peer, server, jobs)),
-                },
+                    },
             )
             what = f"{server}: {count} random chunks, readers: {readers}"
             yield result(what, "MB/s", samples["zarrfs"], "direct", samples["direct"], limit(server, https, http))
-            yield from beside_peers(what, "MB/s", samples)
 
 
 def measure_grid(tree: Tree, rounds: int) -> Iterator[Result]:
@@ -127,12 +112,10 @@ def measure_grid(tree: Tree, rounds: int) -> Iterator[Result]:
             {
                 "zarrfs": rate(tree, remote_peers.zarrfs(), server, [[in_order]]),
                 "direct": rate(tree, remote_peers.direct, server, few),
-                **peers_of(tree, lambda peer, server=server, few=few: rate(tree, peer, server, few)),
             },
         )
         what = f"{server}: 300 chunks in grid order, readers: 1"
         yield result(what, "MB/s", samples["zarrfs"], "direct, 1 connection", samples["direct"], limit(server, 4, 4))
-        yield from beside_peers(what, "MB/s", samples)
 
 
 def measure_big(tree: Tree, rounds: int) -> Iterator[Result]:
@@ -145,13 +128,11 @@ def measure_big(tree: Tree, rounds: int) -> Iterator[Result]:
             {
                 "zarrfs": rate(tree, remote_peers.zarrfs(), server, whole),
                 "direct": rate(tree, remote_peers.direct, server, dealt(parts, 8)),
-                **peers_of(tree, lambda peer, server=server: rate(tree, peer, server, whole)),
             },
         )
         what = f"{server}: {tree.size >> 20} MiB file, sequentially"
         against = f"direct, 8 connections, {BLOCK >> 20} MiB ranges"
         yield result(what, "MB/s", samples["zarrfs"], against, samples["direct"], limit(server, 0.8, 0.85))
-        yield from beside_peers(what, "MB/s", samples)
 
 
 def measure_tiny(tree: Tree, rounds: int) -> Iterator[Result]:
@@ -165,12 +146,9 @@ def measure_tiny(tree: Tree, rounds: int) -> Iterator[Result]:
         return sample
 
     for server in SERVERS:
-        samplers = {"zarrfs": copied(remote_peers.zarrfs(), server)}
-        samplers |= peers_of(tree, lambda peer, server=server: copied(peer, server))
-        samples = in_turns(rounds, samplers)
+        samples = in_turns(rounds, {"zarrfs": copied(remote_peers.zarrfs(), server)})
         what = f"{server}: cp -r of {TINY:,} tiny references"
         yield Result(what, "values/s", samples["zarrfs"], limit=limit(server, 2000, 2500))
-        yield from beside_peers(what, "values/s", samples)
 
 
 def measure_disk(tree: Tree, rounds: int) -> Iterator[Result]:
@@ -228,34 +206,13 @@ def measure_memory(tree: Tree, rounds: int) -> Iterator[Result]:
         return (place.cpu() - before) / remote_peers.total(jobs) * remote_peers.GB
 
     ours = remote_peers.zarrfs(f"memory_limit={MEMORY_LIMIT}MiB")
-    samplers = {"zarrfs": sampler("zarrfs", ours)}
-    if tree.peers:
-        samplers |= {name: sampler(name, contender) for name, contender in remote_peers.PEERS.items()}
-    samples = in_turns(rounds, samplers)
+    samples = in_turns(rounds, {"zarrfs": sampler("zarrfs", ours)})
     for work in works:
         what = f"{HTTPS}: daemon CPU, {work}"
         yield Result(what, "s/GB", used.get(("zarrfs", work), []), limit=1.6, at_most=True)
-        yield from beside_peers(what, "s/GB", {name: used.get((name, work), []) for name in samples})
     most = MEMORY_LIMIT * 1.048576 + OVER
     what = f"{HTTPS}: peak memory, memory_limit={MEMORY_LIMIT}MiB"
     yield Result(what, "MB", samples["zarrfs"], limit=round(most), at_most=True)
-    yield from beside_peers(what, "MB", samples)
-
-
-def measure_processes(tree: Tree, rounds: int) -> Iterator[Result]:
-    """Measure the total rate of 1, 16 and 64 reader processes on one mount."""
-    work = {1: chunks(60, 1, 1), 16: chunks(300, 1, 16), 64: chunks(300, 1, 64)}
-    samplers: dict[str, Sampler] = {}
-    contenders = {"zarrfs": remote_peers.zarrfs(), **(remote_peers.PEERS if tree.peers else {})}
-    for name, contender in contenders.items():
-        for number, jobs in work.items():
-            samplers[f"{name} {number}"] = rate(tree, contender, HTTP, jobs)
-    samples = in_turns(rounds, samplers)
-    for number in work:
-        what = f"{HTTP}: random chunks, reader processes: {number}"
-        yield from beside_peers(what, "MB/s", {name: samples[f"{name} {number}"] for name in contenders})
-    what = f"{HTTP}: random chunks, reader processes: 64"
-    yield result(what, "MB/s", samples["zarrfs 64"], "one process", samples["zarrfs 1"], 1)
 
 
 MEASURES: dict[str, Callable[[Tree, int], Iterator[Result]]] = {
@@ -265,5 +222,4 @@ MEASURES: dict[str, Callable[[Tree, int], Iterator[Result]]] = {
     "tiny": measure_tiny,
     "disk": measure_disk,
     "memory": measure_memory,
-    "processes": measure_processes,
 }

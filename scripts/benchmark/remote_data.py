@@ -79,7 +79,6 @@ class Tree:
     def __init__(self, directory: Path, size: int) -> None:
         self.directory, self.size = directory, size
         self.more = ""  # more directives for the server with latency
-        self.peers = False  # whether other file systems are measured, too
         self.www = directory / "www"
         self.index = directory / "index"
         self.urls: dict[Server, str] = {}

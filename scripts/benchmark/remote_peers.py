@@ -99,45 +99,6 @@ def _wait_for_end(mountpoint: Path, pid: int) -> None:
 
 
 @contextlib.contextmanager
-def rclone(tree: Tree, server: Server) -> Iterator[Place]:
-    """Mount the server's directory with rclone, without a cache of file contents, as is its default."""
-    if shutil.which("rclone") is None:
-        raise peers.Unavailable("it is not installed")
-    with _directory(tree, "mnt-") as mountpoint, _directory(tree, "rclone-", keep=False) as cache:
-        command: list[str | Path] = [
-            "rclone", "mount", ":http:", mountpoint, "--http-url", tree.urls[server], "--cache-dir", cache,
-            "--dir-cache-time", "1h", "--transfers", "32", "--read-only",
-        ]  # fmt: skip
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        try:
-            deadline = time.monotonic() + 60
-            while not os.path.ismount(mountpoint):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise peers.Unavailable("it does not mount")
-                time.sleep(0.01)
-            yield Place(str(mountpoint), process.pid)
-        finally:
-            if os.path.ismount(mountpoint):
-                unmount = ["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
-                subprocess.run([*unmount, mountpoint], check=False)
-            try:
-                process.communicate(timeout=15)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.communicate()
-
-
-@contextlib.contextmanager
-def fsspec_fuse(tree: Tree, server: Server) -> Iterator[Place]:
-    """Mount references to the server with fsspec.fuse."""
-    with peers.fsspec_fuse(tree.document(tree.urls[server]), tree) as (mountpoint, pid):
-        yield Place(str(mountpoint), pid)
-
-
-PEERS: dict[str, Contender] = {"rclone": rclone, "fsspec.fuse": fsspec_fuse}  # with --peers
-
-
-@contextlib.contextmanager
 def _directory(tree: peers.Run, prefix: str, keep: bool = True) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix=prefix, dir=tree.directory))
     try:
