@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import fsspec
@@ -24,9 +25,9 @@ from tests.mounts.test_clients import compare_with_files
 from tests.mounts.test_samples import files_below
 from tests.mounts.test_semantics import error_of
 from tests.references.parquetsets import Reference, write_set, zarray
-from tests.servers import Nginx, nginx
+from tests.servers import S3, Nginx, nginx, s3
 
-__all__ = ["nginx"]
+__all__ = ["nginx", "s3"]
 
 
 @pytest.fixture
@@ -201,3 +202,22 @@ def test_a_listing_returns_the_names_it_has_before_it_fails(tmp_path: Path) -> N
                 os.lseek(descriptor, 0, os.SEEK_SET)
         finally:
             os.close(descriptor)
+
+
+def test_a_set_written_again_with_equal_metadata_is_another_set(s3: S3, tmp_path: Path) -> None:
+    """The ETag of `.zmetadata` is a hash of its content, so only its time says that the record files are new."""
+
+    def upload(value: bytes) -> None:
+        root = write_set(tmp_path / "set", {"a/.zarray": zarray([8], [1])}, {"a": [value] * 8}, 4)
+        for path in files_below(root).values():
+            s3.client.upload_file(str(path), s3.bucket, f"again/{path.relative_to(root)}")
+
+    upload(b"old")
+    options = f"s3.endpoint_url={s3.endpoint},s3.key=a,s3.secret=b,retries=0,allow=all"
+    with mounted(f"s3://{s3.bucket}/again", tmp_path / "mnt", options) as root:
+        assert (root / "a/0").read_bytes() == b"old"
+        time.sleep(1.1)  # S3 has times in whole seconds
+        upload(b"new")
+        assert error_of((root / "a/4").read_bytes) == errno.EIO
+        assert run("refresh", root).returncode == 0
+        assert [(root / f"a/{number}").read_bytes() for number in range(8)] == [b"new"] * 8

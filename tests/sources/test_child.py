@@ -139,3 +139,22 @@ def test_a_child_that_dies_fails_only_its_own_document(tmp_path: Path, monkeypat
     with pytest.raises(SourceError, match=r"bad\.json: its templates take too much time"):
         next(batches)
     assert calls == [3, 1, 1]
+
+
+MEMORY = """
+import json, sys
+import fsspec, zarrfs
+for refs in {"a": "inline"}, {"a": ["{{ 3 ** (10 ** 9) % 7 }}", 0, 1]}:
+    fsspec.filesystem("memory").pipe("/set.json", json.dumps({"version": 1, "refs": refs}).encode())
+    try:
+        with zarrfs.open_store("memory://set.json") as store:
+            print(store["a"])
+    except zarrfs.errors.SourceError as exc:
+        print(exc)
+"""
+
+
+def test_rendering_a_document_in_memory_does_not_end_its_process() -> None:
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["b'inline'", "memory://set.json: its templates take too much time to render"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from zarrfs.concurrency.lru import LRU
 from zarrfs.config import urls
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import AccessDenied, ReadError, TargetChanged, TargetMissing
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _CHANGED = "has changed since it was first read: the set is another one now"
 _GONE = "has gone since it was first read"
+_REMEMBERED = 65_536  # record files whose identity is kept
 _RECORD = re.compile(r"refs\.(0|[1-9][0-9]{0,18})\.parq", re.ASCII)
 
 
@@ -97,7 +99,8 @@ class Directory:
 class Remote:
     """The files of a set at a URL. Each record file takes two requests: its own, and one that checks `.zmetadata`.
 
-    `record` bounds the bytes of a record file.
+    A record file that is read again must be the one that was read first, because a set may be written again with an
+    equal `.zmetadata`, whose ETag may be a hash of its content. `record` bounds the bytes of a record file.
     """
 
     def __init__(self, url: str, options: Options, record: Bound) -> None:
@@ -107,6 +110,7 @@ class Remote:
         self._files = RemoteFiles(options)
         self.local = self._files.local
         self._version: Entry | None = None  # of `.zmetadata`
+        self._records: LRU[str, tuple[object, ...]] = LRU(_REMEMBERED)  # identities of record files
 
     async def read(self, key: str) -> Buffer:
         system, path = await self._files.find(self._url)
@@ -114,7 +118,7 @@ class Remote:
         if key == DOCUMENT and self._version is None and not system.immutable:
             try:
                 self._version = await self._files.stat_at(system, path)
-                if _identity(self._version)[1] is None:
+                if _identity(self._version)[1:] == (None, None):
                     note_unversioned(system.host(path), system.shown(path))
             except AccessDenied:  # a server may permit reads but not attributes
                 self._version = None
@@ -124,6 +128,10 @@ class Remote:
         found = await self._files.blocks.ranges.call(system, path, lambda: system.fetch(path, 0, stop))
         if len(found.data) == stop:
             raise ReadError(self.shown(key), str(self._record))
+        identity = len(found.data), found.tag, found.mtime_ns
+        if self._records.get(key, identity) != identity:
+            raise TargetChanged(self.shown(key), _CHANGED)
+        self._records.put(key, identity)
         return bytes(found.data)
 
     async def check(self) -> None:
@@ -253,5 +261,5 @@ def _version(path: str) -> tuple[int, ...] | None:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _identity(entry: Entry) -> tuple[int | None, str | int | None]:
-    return entry.size, entry.mtime_ns if entry.tag is None else entry.tag
+def _identity(entry: Entry) -> tuple[int | None, str | None, int | None]:
+    return entry.size, entry.tag, None if entry.rough else entry.mtime_ns

@@ -14,6 +14,7 @@ import os
 import re
 import stat
 import sys
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ def plan_source(
     """Detect the kind of `source`, check it and compile it. Raise SourceError or UsageError.
 
     The base of the plan is -o base= if that is given. With `child=False`, this process makes the plan instead of a
-    child; it always does for `memory:` URLs, because they exist only in this process. `meanwhile` is called while the
+    child; it always does for a store at a `memory:` URL, which only this process has. `meanwhile` is called while the
     child works. `forks`: the caller is one of zarrfs's own programs, so that the child may be a fork of it.
     """
     plan = _planned(source, options, child, meanwhile, forks)
@@ -159,17 +160,26 @@ def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[],
         source = os.path.abspath(path)
         if _DESCRIPTOR.match(source):  # such as <(...) of a shell: no other process can open it
             raise SourceError(source, "is open in this process alone; name a file")
-    if child and not source.startswith("memory:"):
+    content = _in_memory(source) if source.startswith("memory:") else b""
+    if child and content is not None:
         if path is not None and not forks and options.cache != "none":  # faster than starting an interpreter
             from zarrfs.sources.prepare import remembered
 
             plan = remembered(source, options)
             if plan is not None:
                 return plan
-        return _plan_in_child(source, options, meanwhile, forks)
+        return _plan_in_child(source, options, meanwhile, forks, content)
     from zarrfs.sources.prepare import prepare
 
     return prepare(source, options)
+
+
+def _in_memory(source: str) -> bytes | None:
+    """Return the bytes of a document at a `memory:` URL, which no child could read; None if there is no document."""
+    import fsspec
+
+    system, path = fsspec.url_to_fs(source)
+    return bytes(system.cat_file(path)) if system.isfile(path) else None
 
 
 def open_plan(plan: Plan, options: Options) -> Store:
@@ -291,8 +301,10 @@ def open_source(source: str, options: Options, child: bool = True) -> Store:
     return open_plan(plan_source(source, options, child), options)
 
 
-def _plan_in_child(source: str, options: Options, meanwhile: Callable[[], object], forks: bool) -> Plan:
-    reply = _ask_child([source], options, meanwhile, forks)
+def _plan_in_child(
+    source: str, options: Options, meanwhile: Callable[[], object], forks: bool, content: bytes
+) -> Plan:
+    reply = _ask_child([source], options, meanwhile, forks, content)
     if "plans" in reply:
         return _plan_of(reply["plans"][0])
     if "usage" in reply:
@@ -301,12 +313,18 @@ def _plan_in_child(source: str, options: Options, meanwhile: Callable[[], object
 
 
 def _ask_child(
-    sources: Sequence[str], options: Options, meanwhile: Callable[[], object], forks: bool
+    sources: Sequence[str], options: Options, meanwhile: Callable[[], object], forks: bool, content: bytes = b""
 ) -> dict[str, Any]:
-    """Let a child plan sources; return the answer of prepare.answer(). Raise SourceError if the child fails."""
+    """Let a child plan sources; return the answer of prepare.answer(). Raise SourceError if the child fails.
+
+    `content`: the bytes of the source, if the child cannot read them itself.
+    """
     from zarrfs.sources import child
 
-    asked = {"sources": sources, "options": dataclasses.asdict(options), "parent": os.getpid()}
+    asked = {
+        "sources": sources, "options": dataclasses.asdict(options), "parent": os.getpid(),
+        "content": b64encode(content).decode(),
+    }  # fmt: skip
     try:
         started = child.start(json.dumps(asked).encode(), forks, _environment(options))
     except OSError as exc:

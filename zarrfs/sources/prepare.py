@@ -19,6 +19,7 @@ import sqlite3
 import stat
 import sys
 import time
+from base64 import b64decode
 from collections.abc import Callable
 from typing import Any
 
@@ -49,17 +50,19 @@ _PEEK = 512  # bytes needed to recognise a file
 DOCUMENT_KINDS = {"archive": "zarrfs.archives.parse", "references": "zarrfs.references.parse"}
 
 
-def prepare(source: str, options: Options) -> Plan:
+def prepare(source: str, options: Options, content: bytes = b"") -> Plan:
     """Make the plan of `source` in this process. Raise SourceError or UsageError.
 
-    sources.plan_source() calls it, usually in a child.
+    sources.plan_source() calls it, usually in a child. `content`: the document, if only the parent can read it.
     """
     if options.type in (None, "icechunk") and os.path.isdir(source):
         return _plan_repository(source, options)
     deadline = time.monotonic() + options.mount_timeout  # for waiting for other processes
     with contextlib.ExitStack() as until_compiled:
-        if is_flux(source):
-            found: Document | Plan = _fetch_flux(source, options)
+        if content:
+            found: Document | Plan = Document(source, content, parent(source), None)
+        elif is_flux(source):
+            found = _fetch_flux(source, options)
         elif "://" in source or "::" in source:
             found = fetch_remote(source, options, deadline, until_compiled)
         else:
@@ -345,7 +348,7 @@ def _end(*_: object) -> None:
 
 
 def answer(request: bytes) -> bytes:
-    """Answer a request {"sources", "options", "parent"} in JSON: {"plans"}, {"usage"}, or the parts of a SourceError.
+    """Answer a request {"sources", "options", "parent", "content"}: {"plans"}, {"usage"}, or a SourceError in parts.
 
     If a source cannot be planned, the answer is its error, and the plans before it are discarded. This function
     changes signal handlers and disables the garbage collector for good: call it only in a child of the process
@@ -366,7 +369,7 @@ def answer(request: bytes) -> bytes:
     reply: dict[str, Any] = {}
     try:
         for source in asked["sources"]:
-            reply = _answer_one(source, Options(**given), plans)
+            reply = _answer_one(source, Options(**given), plans, b64decode(asked["content"]))
             if reply:
                 break
         else:
@@ -378,12 +381,12 @@ def answer(request: bytes) -> bytes:
             discard(plan)
 
 
-def _answer_one(source: str, options: Options, plans: list[Plan]) -> dict[str, Any]:
+def _answer_one(source: str, options: Options, plans: list[Plan], content: bytes) -> dict[str, Any]:
     """Add the plan of a source to `plans` and return {}; if that fails, return the answer with the error."""
     try:
         if not {"http", "https"}.isdisjoint(protocols(source)):
             options = dataclasses.replace(options, client="fsspec")  # _with_private() depends on fsspec's sockets
-        plans.append(_with_private(prepare(source, options)))
+        plans.append(_with_private(prepare(source, options, content)))
     except UsageError as exc:
         return {"usage": str(exc)}
     except SourceError as exc:
