@@ -175,6 +175,18 @@ def test_a_document_is_as_new_as_the_consolidated_metadata_in_it(
     trio.run(main)
 
 
+def test_members_that_need_not_be_understood_are_kept(tmp_path: Path) -> None:
+    extension = {"hint": {"must_understand": False, "a": [1, {"b": None}]}}
+    tree = {"zarr.json": json.dumps(json.loads(GROUP_3) | extension).encode(), "x/zarr.json": v3(**extension)}
+
+    async def main() -> None:
+        async with viewed(tmp_path, tree, 3) as view:
+            for key in tree:
+                assert json.loads(bytes(await view.get(key)))["hint"] == extension["hint"]
+
+    trio.run(main)
+
+
 def test_an_empty_codec_configuration_is_kept(tmp_path: Path) -> None:
     """zarr-python requires a configuration, and reads no group whose consolidated metadata lacks it."""
     codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "zstd", "configuration": {}}]

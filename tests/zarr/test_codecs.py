@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -370,3 +371,14 @@ def test_json_of_numbers_is_bounded_by_their_count(codec: Any, dtype: str) -> No
 def test_an_id_in_the_configuration_does_not_select_the_codec() -> None:
     array = array_of("<i4", (3,), ("numcodecs.delta", {"id": "pickle", "dtype": "<i4"}), ("bytes", {}))
     assert decode_chunk(array, np.array([5, 1, 1], "<i4").tobytes()).tolist() == [5, 6, 7]
+
+
+@pytest.mark.parametrize("encoding", ["punycode", "idna", "utf-7", "rot13", "unicode_escape", 5, None])
+def test_json_in_an_encoding_of_python_is_refused(encoding: object) -> None:
+    """Decoding punycode takes quadratic time, in a thread that cannot be cancelled."""
+    document = {
+        "zarr_format": 2, "shape": [2], "chunks": [2], "dtype": "|O", "fill_value": None, "order": "C",
+        "compressor": None, "filters": [{"id": "json2", "encoding": encoding}],
+    }  # fmt: skip
+    (reason,) = check_codecs(parsed({".zarray": json.dumps(document).encode()}.get))
+    assert f"encoding {encoding}" in reason

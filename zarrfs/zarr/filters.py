@@ -25,6 +25,7 @@ _OBJECT = np.dtype(object)
 _JSON_OBJECTS_LIMIT = OBJECTS_LIMIT >> 3  # bytes of JSON text; parsed objects take up to 26 times as much memory
 _ESCAPE, _STRING = re.compile(r"\\.", re.DOTALL), re.compile(r'"[^"]*"')  # of JSON; strings without escapes
 _FIXED = {"vlen-utf8": "U", "vlen-bytes": "S"}  # fixed-length kinds for which zarr-python 3.0 used these codecs in v2
+_ENCODINGS = "utf-8", "ascii", "latin-1"  # of JSON; others that Python has may take quadratic time
 
 
 def transpose(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
@@ -190,6 +191,8 @@ def json_list(name: str) -> CodecFactory:
         if decoded.dtype is None:
             raise CodecError(name, "made for arrays, not for bytes")
         encoding, item = configuration.get("encoding", "utf-8"), decoded.dtype
+        if encoding not in _ENCODINGS:
+            raise CodecError(name, f"encoding {str(encoding)[:60]} is not one of {', '.join(_ENCODINGS)}")
         most = decoded.items + len(decoded.shape) + 8  # values in the list: items of a fixed size, dtype and shape
 
         def decode(data: Any) -> Array:

@@ -44,6 +44,7 @@ class ArrayMetadata:
     dimension_names: tuple[str | None, ...] | None = None
     storage_transformers: tuple[JSON, ...] = ()
     fill_object: JSON = None  # the fill value of a dtype without a fixed size, or of small_numbers, as in the document
+    extensions: Mapping[str, JSON] = dataclasses.field(default_factory=dict)  # members of v3 that may be ignored
     keys_assumed: bool = False  # v2 without dimension_separator: old stores may nest chunks, see nested()
 
     @property
@@ -67,6 +68,7 @@ class GroupMetadata:
     generation: Generation
     attributes: Mapping[str, JSON]
     implied: bool = False
+    extensions: Mapping[str, JSON] = dataclasses.field(default_factory=dict)  # as of an array
 
 
 def nested(array: ArrayMetadata) -> KeyTemplate | None:

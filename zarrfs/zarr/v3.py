@@ -7,6 +7,7 @@ reader and as a writer; xarray's conventions for v2 and v3 (dimension names, _Fi
 from __future__ import annotations
 
 import base64
+import dataclasses
 import functools
 import math
 import struct
@@ -52,17 +53,24 @@ def parse_node(document: dict[str, JSON]) -> ArrayMetadata | GroupMetadata:
     if kind not in ("array", "group"):
         raise MetadataError("node_type: neither array nor group")
     attributes = node_attributes(document)
-    _check_extensions(document, _ARRAY_MEMBERS if kind == "array" else _GROUP_MEMBERS)
-    return _parse_array(document, attributes) if kind == "array" else GroupMetadata("v3", attributes)
+    extensions = _extensions(document, _ARRAY_MEMBERS if kind == "array" else _GROUP_MEMBERS)
+    if kind == "group":
+        return GroupMetadata("v3", attributes, extensions=extensions)
+    return dataclasses.replace(_parse_array(document, attributes), extensions=extensions)
 
 
-def _check_extensions(document: dict[str, JSON], known: Collection[str]) -> None:
-    for name in document.keys() - known:
-        value = document[name]
-        optional = isinstance(value, dict) and value.get("must_understand") is False
+def _extensions(document: dict[str, JSON], known: Collection[str]) -> dict[str, JSON]:
+    """Return the members that need not be understood. Raise MetadataError for others that are not known."""
+    found = {}
+    for name, value in document.items():
+        if name in known:
+            continue
+        if isinstance(value, dict) and value.get("must_understand") is False:
+            found[name] = value
         # early releases of zarr-python 3 wrote these two members with empty values
-        if not optional and not (name in ("extensions", "consolidated_metadata") and not value):
+        elif value or name not in ("extensions", "consolidated_metadata"):
             raise MetadataError(f"{name[:60]!r} must be understood, and is not known")
+    return found
 
 
 def _parse_array(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetadata:
@@ -239,12 +247,12 @@ def array_json(array: ArrayMetadata) -> dict[str, JSON]:
     }
     if names is not None:
         document["dimension_names"] = list(names)
-    return document
+    return {**document, **array.extensions}
 
 
 def group_json(group: GroupMetadata) -> dict[str, JSON]:
     """Return the members of the `zarr.json` of a group."""
-    return {"zarr_format": 3, "node_type": "group", "attributes": dict(group.attributes)}
+    return {"zarr_format": 3, "node_type": "group", "attributes": dict(group.attributes), **group.extensions}
 
 
 def chunk_keys(array: ArrayMetadata) -> KeyTemplate:
