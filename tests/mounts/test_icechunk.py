@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import errno
+import functools
+import http.server
 import os
 import shutil
+import subprocess
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
 
-from tests.conftest import PROGRAM, run
+from tests.conftest import DATA, PROGRAM, run
 from tests.icechunk.repositories import NUMBERS, VALUES, Repository, commit, contents, write
 from tests.mounts.mounting import log_of, mount_lines, mounted
 from tests.mounts.test_semantics import error_of
@@ -93,3 +98,32 @@ def test_branches_and_tags_are_completed(repository: Repository) -> None:
         environment = {"_ZARRFS_COMPLETE": "fish_complete", "COMP_WORDS": words, "COMP_CWORD": typed}
         done = run(env=os.environ | environment, program=("env", PROGRAM))
         assert [line.partition(",")[2] for line in done.stdout.splitlines()] == found.split()
+
+
+def test_a_snapshot_is_compiled_once_by_all_processes_that_need_it(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "icechunk/format2", tmp_path / "repo")
+    asked: list[str] = []
+
+    class Slow(http.server.SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            time.sleep(2 if "/manifests/" in self.path else 0)
+            super().do_GET()
+
+        def list_directory(self, path: object) -> None:  # type: ignore[override]
+            self.send_error(403)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    clients, environment = 4, {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Slow, directory=tmp_path)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        command = [PROGRAM, "ls", f"http://127.0.0.1:{server.server_port}/repo"]
+        started = [subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment) for _ in range(clients)]
+        assert [one.wait(120) for one in started] == [0] * clients
+        server.shutdown()
+    assert asked.count("/repo/repo") == clients
+    manifests = [path for path in asked if "/manifests/" in path]
+    assert manifests
+    assert len(manifests) == len(set(manifests))

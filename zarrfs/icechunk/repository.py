@@ -46,12 +46,11 @@ class Selected(NamedTuple):
         return self.ref | shown
 
 
-async def select(source: str, options: Options, fetch: Fetch, newer: bool) -> Selected:
+async def select(source: str, options: Options, fetch: Fetch, repo: bytes | None) -> Selected:
     """Return the snapshot that the options name; without such an option, that of the branch main.
 
-    `newer` says whether the repository has the file `repo`, as format 2 and later do. Raise SourceError if the
-    options name more than one, if there is no such branch, tag or snapshot, or if a file is damaged or of a format
-    that is too new.
+    `repo` is the content of the file `repo`, which format 2 and later have. Raise SourceError if the options name more
+    than one, if there is no such branch, tag or snapshot, or if a file is damaged or of a format that is too new.
     """
     given = {name: value for name in REF_NAMES if (value := getattr(options, name)) is not None}
     if len(given) > 1:
@@ -60,9 +59,8 @@ async def select(source: str, options: Options, fetch: Fetch, newer: bool) -> Se
     if kind == "snapshot" and not files.ID.fullmatch(name):
         raise SourceError(source, f"snapshot={name}: an id has 20 characters, as 1CECHNKREP0F1RSTCMT0")
     known: files.Repository | None = None
-    if newer:
-        whole = await fetch("repo")
-        known = _parsed(source, "repo", lambda: files.repository(_payload(whole, files.REPOSITORY, options)))
+    if repo is not None:
+        known = _parsed(source, "repo", lambda: files.repository(_payload(repo, files.REPOSITORY, options)))
     ident = name
     if known is not None:
         refs = known.branches if kind == "branch" else known.tags

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import sqlite3
+import time
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -20,6 +22,7 @@ from zarrfs.icechunk.files import MAGIC
 from zarrfs.icechunk.flatbuffers import DamagedBuffer
 from zarrfs.icechunk.repository import REF_NAMES, Fetch, Selected, compile_snapshot, select
 from zarrfs.net.responses import System
+from zarrfs.sources.compile_lock import compiling
 from zarrfs.sources.fetching import run
 from zarrfs.sources.index_cache import IndexCache
 from zarrfs.store.indexfile import INDEX_VERSION, IndexWriter
@@ -67,8 +70,7 @@ def plan_local(path: str, options: Options) -> Plan:
         return data
 
     async def plan(_: RemoteFiles, source: str, options: Options) -> Plan:
-        newer = os.path.exists(os.path.join(path, "repo"))
-        selected = await select(path, options, fetch, newer)
+        selected = await select(path, options, fetch, await _repo(fetch))
         place = os.path.realpath(path)
         found = Plan(path, KIND, path=path, base=path.rstrip("/") + "/")
         return await _indexed(found, place, selected, options, fetch)
@@ -116,23 +118,31 @@ async def plan_remote(
                 raise TargetMissing(exc.where, exc.reason, exc.status) from exc
             raise
 
-    newer = await _begins(fetch, "repo", MAGIC)
-    if not newer and not await _begins(fetch, _MAIN, b"{"):
+    repo = await _repo(fetch)
+    if repo is None and not await _is_older(fetch):
         return None
     shown = without_secrets(url)
     try:
-        selected = await select(shown, options, fetch, newer)
+        selected = await select(shown, options, fetch, repo)
         plan = Plan(shown, KIND, url=url, base=urls.directory(url), origin="" if urls.is_here(url) else shown)
         return await _indexed(plan, system.identity(path), selected, options, fetch)
     except ReadError as exc:
         raise SourceError(shown, exc.reason, exc.where) from exc
 
 
-async def _begins(fetch: Fetch, name: str, start: bytes) -> bool:
-    try:
-        return (await fetch(name)).startswith(start)
-    except (TargetMissing, AccessDenied):
-        return False
+async def _repo(fetch: Fetch) -> bytes | None:
+    """Return the content of the file `repo`; None if there is none, as in format 1."""
+    with contextlib.suppress(TargetMissing, AccessDenied):
+        content = await fetch("repo")
+        return content if content.startswith(MAGIC) else None
+    return None
+
+
+async def _is_older(fetch: Fetch) -> bool:
+    """Return whether this is a repository of format 1."""
+    with contextlib.suppress(TargetMissing, AccessDenied):
+        return (await fetch(_MAIN)).startswith(b"{")
+    return False
 
 
 async def _indexed(plan: Plan, place: str, selected: Selected, options: Options, fetch: Fetch) -> Plan:
@@ -144,10 +154,12 @@ async def _indexed(plan: Plan, place: str, selected: Selected, options: Options,
     shape = repr((INDEX_VERSION, _LAYOUT, KIND, place)).encode("utf-8", "surrogateescape")
     digest = hashlib.sha256(shape + selected.content).hexdigest()
     cache = IndexCache(options)
-    found = cache.recall(digest) or cache.find(digest)
-    path = found[0] if found is not None else await _compile(plan, cache, digest, selected, options, fetch)
-    if not cache.temporary:
-        cache.remember(digest, path)
+    deadline = time.monotonic() + options.mount_timeout
+    # blocks while another process compiles the snapshot: nothing else runs in this child
+    with compiling(cache.lock_path(digest), lambda: cache.recall(digest) or cache.find(digest), deadline) as found:
+        path = found[0] if found is not None else await _compile(plan, cache, digest, selected, options, fetch)
+        if not cache.temporary:
+            cache.remember(digest, path)
     return dataclasses.replace(
         plan, index=path, temporary=cache.temporary, mtime_ns=selected.snapshot.flushed_at * 1000,
         digest=digest, about=selected.about(),
