@@ -175,8 +175,8 @@ def kill_and_reap(process: subprocess.Popen[bytes]) -> None:
 def test_equal_requests_with_join_share_a_mount(node: Node) -> None:
     dest = node.path / "input"
     with subprocess.Popen(["sleep", "100"]) as one, subprocess.Popen(["sleep", "100"]) as other:
-        first = staged(dest, "--join", "--for", one.pid, "-o", "links=keep")
-        assert staged(dest, "--join", "--for", other.pid, "-o", "links=keep")["daemon"] == first["daemon"]
+        first = staged(dest, "--join", "--for", one.pid, "-o", "umask=022")
+        assert staged(dest, "--join", "--for", other.pid, "-o", "umask=022")["daemon"] == first["daemon"]
         refused = run("stage", SOURCE, dest, "--join", "--for", other.pid, "-o", "view=v3")
         assert (refused.returncode, "is staged there already" in one_line(refused.stderr)) == (1, True)
         kill(one.pid)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import tracemalloc
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -422,30 +421,6 @@ def names(infos: list[Info]) -> list[str]:
 ALL = [f"{number}" for number in range(4)]
 
 
-def test_the_grid_of_an_array_is_listed(faulty: Faulty) -> None:
-    """With grid=list, every possible chunk is listed without a request for it, so its size is unknown."""
-
-    async def check(store: Store, plan: Any) -> None:
-        assert names(await listed(store, "g/a")) == ["zarr.json", "c"]
-        assert names(await listed(store, "g/a/c")) == ALL
-        await listed(store, "g/a/c/1")
-        faulty.requests.clear()
-        chunks = await listed(store, "g/a/c/0")
-        assert chunks == [Info(name, Kind.FILE, None) for name in ALL]
-        assert names(await listed(store, "flat")) == ["zarr.json", *(f"c.{row}.{at}" for row in ALL for at in ALL)]
-        asked = [path for _method, path, _range in faulty.requests if not path.endswith("/")]  # "/": of a listing
-        assert [path for path in asked if "c.0" in path or "c/0/" in path] == []
-        assert names(await listed(store, "scalar")) == ["zarr.json", "c"]
-        assert names(await listed(store, "two/nested/3/0")) == ALL
-        assert names(await listed(store, "two/flat"))[:3] == [".zarray", "0.0", "0.1"]
-        assert names(await listed(store, "zero")) == ["__zmeta__", "__zdata__"]
-        assert "0.0.blosc" in names(await listed(store, "zero/__zdata__"))
-        assert names(await listed(store, "one"))[:3] == ["meta", "0.0", "0.1"]
-        assert names(await listed(store, "strange")) == ["zarr.json"]  # its document is not supported
-
-    with_store(put_exact(faulty, "nested", NESTED), check, Options(retries=0, grid="list"))
-
-
 def test_a_listing_resumes_after_any_of_its_names(faulty: Faulty) -> None:
     async def check(store: Store, plan: Any) -> None:
         for prefix in ("flat", "g/a", "g/a/c", "g/a/c/2", "two/silent", "two/flat", "zero", "one"):
@@ -453,11 +428,11 @@ def test_a_listing_resumes_after_any_of_its_names(faulty: Faulty) -> None:
             for at, after in enumerate(whole):
                 assert names([info async for info in store.list_dir(prefix, after)]) == whole[at + 1 :]
 
-    with_store(put_exact(faulty, "nested", NESTED), check, Options(retries=0, grid="list"))
+    with_store(put_exact(faulty, "nested", NESTED), check)
 
 
 def test_only_chunks_that_the_server_has_are_listed(faulty: Faulty) -> None:
-    """With grid=ask, which commands use, each chunk is looked up, so its size is known."""
+    """Each chunk is looked up, so its size is known."""
 
     async def check(store: Store, plan: Any) -> None:
         assert names(await listed(store, "flat")) == ["zarr.json"]
@@ -506,41 +481,6 @@ def test_a_refused_chunk_fails_checks_and_copies(faulty: Faulty, tmp_path: Path)
     assert run("stage", "--copy", url, str(tmp_path / "copy")).returncode != 0
 
 
-@pytest.mark.parametrize("denied", [True, False])
-def test_a_readable_chunk_decides_over_refused_ones_how_chunks_are_named(faulty: Faulty, denied: bool) -> None:
-    """Some servers refuse keys that do not exist."""
-    flat, nested = ["0.0", "1.1", "3.3"], ["0/0", "1/1", "3/3"]
-    name = f"silent-{denied}"
-    url = put_exact(faulty, name, {".zarray": two([4, 4])} | ({"0/0": b"1"} if denied else {}))
-    refused(faulty, *(f"/{name}/{key}" for key in (flat if denied else nested)))
-
-    async def check(store: Store, plan: Any) -> None:
-        assert names(await listed(store, "")) == [".zarray", *ALL]
-
-    with_store(url, check, Options(retries=0, grid="list"))
-
-
-def test_with_grid_hide_no_chunks_are_listed(faulty: Faulty) -> None:
-    async def check(store: Store, plan: Any) -> None:
-        assert names(await listed(store, "g/a")) == ["zarr.json"]
-        assert await listed(store, "g/a/c/0") == []
-        assert bytes(await store.get("g/a/c/0/1")) == b"1"
-
-    with_store(put_exact(faulty, "nested", NESTED), check, Options(retries=0, grid="hide"))
-
-
-def test_old_stores_nest_chunks_without_saying_so(faulty: Faulty) -> None:
-    """A few chunks are looked up under both names; if none exists, the document decides."""
-
-    async def check(store: Store, plan: Any) -> None:
-        assert names(await listed(store, "two/silent")) == [".zarray", *ALL]
-        assert names(await listed(store, "two/silent/3")) == ALL
-        await store.get("two/silent/3/3")
-
-    tree = NESTED | {"two/empty/.zarray": two([2, 2])}
-    with_store(put_exact(faulty, "nested", tree), check, Options(retries=0, grid="list"))
-
-
 def test_missing_keys_are_remembered(faulty: Faulty) -> None:
     """They are remembered as long as in the kernel, so that views and commands, too, send one request for a key."""
     url = put_exact(faulty, "nested", NESTED)
@@ -587,7 +527,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Check], None]:
 
         async def main() -> None:
             beneath = FsspecStore(url, Options(retries=0, metadata_ttl=100.0))
-            async with aclosing(UnlistedStore(beneath, grid="list")) as store:
+            async with aclosing(UnlistedStore(beneath)) as store:
                 await check(store, beneath, clock)
 
         trio.run(main, clock=clock)
@@ -675,27 +615,6 @@ def test_a_directory_expires_with_the_document_that_is_its_evidence(
             await store.info("g")
 
     timed(url, check)
-
-
-def test_a_huge_grid_is_listed_in_little_memory(faulty: Faulty) -> None:
-    tree = {"zarr.json": GROUP, "big/zarr.json": three([10**9, 10**9], ".")}
-
-    async def check(store: Store, plan: Any) -> None:
-        tracemalloc.start()
-        faulty.requests.clear()
-        try:
-            found = 0
-            async for _info in store.list_dir("big"):
-                found += 1
-                if found == 50_000:
-                    break
-            assert tracemalloc.get_traced_memory()[1] < 2 << 20
-        finally:
-            tracemalloc.stop()
-        assert len(faulty.requests) < 50
-        assert names([info async for info in first(store.list_dir("big", "c.5.7"), 2)]) == ["c.5.70", "c.5.700"]
-
-    with_store(put_exact(faulty, "huge", tree), check, Options(retries=0, grid="list"))
 
 
 async def first(infos: Any, count: int) -> Any:

@@ -63,8 +63,8 @@ def check(
     Every byte that an entry refers to is fetched once, in bounded memory; blobs are compared with their
     hash. Where there are arrays of Zarr, every chunk is decoded, files outside the grid of their array are
     found, and metadata is compared with consolidated metadata. The exit status is 1 if anything is bad or
-    was left out of SOURCE, else 0. A symbolic link that leads nowhere is bad where links are followed
-    (links=follow); otherwise it is only counted.
+    was left out of SOURCE, else 0. A symbolic link that leads nowhere is bad where links are followed;
+    otherwise it is only counted.
 
     With --twice SOURCE is opened again and read a second time without caches. Values whose bytes differ are reported
     as changed, also from servers without ETag and Last-Modified.

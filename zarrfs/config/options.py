@@ -110,20 +110,10 @@ class Options:
         "Archives: pad a file with zeros if its size is larger than its data, as Flux does. Without it, such a file "
         "is a bad entry.",
     )
-    grid: str | None = _option(
-        "source", "Source", None, words("list", "ask", "hide"), "WHAT",
-        "Zarr on a server that cannot list: list shows every chunk that an array may have, ask only those that the "
-        "server has (one request for each), hide shows none. Default: list for mounts, ask for other commands.",
-    )
     members: tuple[str, ...] = _option(
         "source", "Source", (), paths, "PATHS",
         "Zarr on a server that cannot list: paths of groups and arrays to show, such as temp,wind/u. Set it when the "
         "store has no consolidated metadata. Repeatable.", many=True,
-    )
-    links: str | None = _option(
-        "source", "Source", None, words("follow", "keep"), "HOW",
-        "Symbolic links in a local directory: follow shows what they point to, keep shows the links. Default: follow "
-        "for read-only Zarr stores and views, keep otherwise. A link out of the directory needs allow_path=.",
     )
     # -- Trust
     allow: tuple[str, ...] = _option(

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 OPTIONS: Mapping[str, str] = {
     "conflict": "where a key is a file and a directory, the directory is shown and the file is left out",
     "netcdf": "view=netcdf shows one file with all groups",
+    "grid": "a listing shows the chunks that the server has, with one request for each",
+    "links": "read-only Zarr stores and views follow symbolic links, other directories show them",
     "record": "nothing is recorded; set cache_dir= and read the keys once",
     "strict": "a bad entry fails when it is read, and `zarrfs check` lists all of them",
     "warm": "set cache_dir= and read the keys once",

@@ -62,8 +62,7 @@ def serve(
     """
     allow_descriptors()  # a directory source needs one per open file
     _set_priority(options.nice)
-    # grid=list: listings need not ask the server whether each chunk exists, because lookups follow that do
-    of_store = dataclasses.replace(options, grid=options.grid or "list", wait_for_outages="all")
+    of_store = dataclasses.replace(options, wait_for_outages="all")
     writable = options.upperdir is not None and not options.ro
     about = {"pid": os.getpid(), "source": plan.source, "kind": plan.kind, "writable": writable}
     announce = functools.partial(_announce, options, ready)

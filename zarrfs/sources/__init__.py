@@ -198,8 +198,6 @@ def open_plan(plan: Plan, options: Options) -> Store:
 
     owner = (os.getuid() if options.uid is None else options.uid, os.getgid() if options.gid is None else options.gid)
     if plan.path is not None and plan.kind == "zarr" and os.path.realpath(plan.path) == options.upperdir:
-        if options.links == "follow":
-            raise UsageError("option links=follow: a directory that is mounted rw keeps its links")
         return Overlay(None, Upper(options.upperdir, plain=True), owner)
     over = {"source": plan.source, "fingerprint": fingerprint(plan), "view": options.view}
     upper = Upper(options.upperdir, over=over)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # not needed for a local directory
     from zarrfs.store.remotefiles import RemoteFiles
 
 _NO_SET = "a reference set in a directory has the Parquet layout: a .zmetadata with record_size"
-_UNLISTED = "the server shows no listings: names of chunks come from the grids of arrays (-o grid=)"
+_UNLISTED = "the server shows no listings: to list an array, each chunk of its grid is requested"
 _PIECE = 1 << 20  # bytes of a document read at a time
 
 
@@ -55,7 +55,7 @@ def plan_directory(source: str, path: str, options: Options) -> Plan:
 
 
 def open_directory(path: str, options: Options) -> FileSystemStore:
-    """Open the local directory `path` as a store; `links=` and `allow_path=` say where symbolic links may lead.
+    """Open the local directory `path` as a store; `allow_path=` says where symbolic links may lead.
 
     Zarr stores and views follow links, because a reader of a chunk needs its bytes. Other directories show links as
     links, and so does the lower directory of `upperdir=`, except for links that lead out of it: they would point
@@ -64,11 +64,11 @@ def open_directory(path: str, options: Options) -> FileSystemStore:
     from zarrfs.store.directory import FileSystemStore, Links
 
     links = Links.KEEP
-    if options.links == "follow" or options.view is not None:
+    if options.view is not None:
         links = Links.FOLLOW
     elif options.upperdir is not None:
         links = Links.FOLLOW_OUT
-    elif options.links is None and is_zarr(path):
+    elif is_zarr(path):
         links = Links.FOLLOW
     return FileSystemStore(path, links=links, allowed=options.allow_path)
 
@@ -142,7 +142,7 @@ def open_remote(plan: Plan, options: Options) -> Store:
     family = urls.names(urls.protocols(plan.url)[0])[0] if urls.protocols(plan.url) else ""
     if plan.lists and family not in ("http", *urls.BUCKETS):
         return store
-    return UnlistedStore(store, plan.lists, options.grid or "ask", options.members)
+    return UnlistedStore(store, plan.lists, options.members)
 
 
 async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:

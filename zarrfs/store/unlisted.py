@@ -75,16 +75,14 @@ class NodeLayout(NamedTuple):
 class UnlistedStore(WrappingStore):
     """A Zarr store on a server; see the docstring of the module. Errors are those of the FsspecStore below.
 
-    `lists`: whether the server lists directories. If it does not, `grid` (list, ask or hide, as the option) says which
-    chunks are listed, and `members` are the paths of existing groups and arrays. Conclusions from documents are cached
-    as long as the oldest response of the server about these documents is valid.
+    `lists`: whether the server lists directories. If it does not, each chunk of a grid is requested before it is
+    listed, and `members` are the paths of existing groups and arrays. Conclusions from documents are cached as long as
+    the oldest response of the server about these documents is valid.
     """
 
-    def __init__(
-        self, store: FsspecStore, lists: bool = False, grid: str = "ask", members: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, store: FsspecStore, lists: bool = False, members: Sequence[str] = ()) -> None:
         super().__init__(store)
-        self._store, self._lists, self._grid, self._members = store, lists, grid, members
+        self._store, self._lists, self._members = store, lists, members
         # by key: (valid until, node, version of its document)
         self._nodes: LRU[str, tuple[float, NodeLayout | None, Entry | None]] = LRU(_KNOWN)
         self._directories: LRU[str, float] = LRU(_KNOWN)  # by key: until when it is known as a directory
@@ -164,7 +162,7 @@ class UnlistedStore(WrappingStore):
                 if name > after:
                     yield found[name]
             after = ""
-        if shown is None and node is not None and node.grid is not None and self._grid != "hide":
+        if shown is None and node is not None and node.grid is not None:
             async for info in self._chunks(prefix, node, rest, after):
                 yield info
 
@@ -458,19 +456,15 @@ class UnlistedStore(WrappingStore):
         return found
 
     async def _chunks(self, prefix: str, node: NodeLayout, directory: str, after: str) -> AsyncIterator[Info]:
-        """Yield the chunks of an array's grid, and directories of chunks, that are in `directory` of the array."""
+        """Yield the chunks of an array that the server has, and directories of chunks, in `directory` of the array."""
         array = prefix[: len(prefix) - len(directory)].rstrip("/")
         children = _children(node, await self._template(array, node), directory, after)
         while batch := list(itertools.islice(children, _ASKED)):
             files = [info.name for info in batch if info.kind is Kind.FILE]
-            if self._grid == "ask" and files:
-                there = {info.name: info for info in await self._existing(prefix, files)}
-                batch = [there.get(info.name, info) for info in batch]
-                batch = [info for info in batch if info.size is not None or info.unreadable]
-            else:
-                await trio.lowlevel.checkpoint()
+            there = {info.name: info for info in await self._existing(prefix, files)}
             for info in batch:
-                yield info
+                if info.kind is Kind.DIRECTORY or info.name in there:
+                    yield there.get(info.name, info)
 
     async def _template(self, array: str, node: NodeLayout) -> KeyTemplate:
         """Return the key template of an array; if its document allows several, request a few chunks to decide."""

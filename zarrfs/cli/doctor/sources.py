@@ -144,7 +144,7 @@ def _status(url: str) -> str:
 
 async def _read_some(plan: Plan, options: Options) -> Finding:
     """Read the beginning of a file with bytes in a target; of any other file if there is none."""
-    store = open_plan(plan, dataclasses.replace(options, upperdir=None, grid=options.grid or "ask"))
+    store = open_plan(plan, dataclasses.replace(options, upperdir=None))
     try:
         try:
             key, place = await _some_file(store)
