@@ -467,32 +467,6 @@ def test_a_remembered_redirect_to_a_failing_server_is_requested_again(failure: s
     run(serve, check, *(["request_timeout=2"] if failure == "silence" else []))
 
 
-@pytest.mark.parametrize("denial", ["401 No", "403 Forbidden", "404 Not Found", "410 Gone"])
-@pytest.mark.parametrize("to", ["http://localhost:{port}/data/big/0", "http://localhost:{port}/moved/big/0"])
-def test_a_name_missing_where_a_permanent_redirect_leads_is_read_at_its_original_place(denial: str, to: str) -> None:
-    """A redirect is applied to other names as a guess, so a name is absent only if both places lack it."""
-
-    async def serve(peer: Peer) -> None:
-        while (request := await peer.heard()) is not None:
-            path, elsewhere = request.split()[1], "\r\nHost: localhost" in request
-            if path == "/data/big/0" and not elsewhere:
-                await peer.send(head("301 Away", f"Location: {to.format(port=peer.server.port)}", "Content-Length: 0"))
-            elif path.endswith("/absent") or elsewhere != path.endswith("/big/0"):
-                await peer.send(head(denial if elsewhere else "404 Not Found", "Content-Length: 2") + b"no")
-            else:
-                await peer.send(right(request))
-
-    async def check(web: HttpSystem, server: Scripted) -> None:
-        for name in ("big/0", "small/1", "small/1", "big/0"):
-            assert await get(web, server, path=f"/data/{name}") == PART
-        hosts = [re.search(r"Host: (\w+)", request) for request in server.requests]
-        assert [match and match[1] for match in hosts] == ["127", "localhost", "localhost", "127", "127", "localhost"]
-        with pytest.raises(TargetMissing, match="404"):
-            await get(web, server, path="/data/absent")
-
-    run(serve, check)
-
-
 def test_cookies_are_sent_only_to_the_server_that_set_them() -> None:
     """A login like that of Earthdata: the data server redirects to a login server, and later sets a cookie."""
 

@@ -33,7 +33,6 @@ from zarrfs.net import tls
 from zarrfs.net.connections import Server as Server_
 from zarrfs.net.http import HttpSystem
 from zarrfs.net.reach import Trust
-from zarrfs.net.redirects import PermanentRedirects
 from zarrfs.net.transport import Connection
 from zarrfs.store.remotefiles import RemoteFiles
 
@@ -280,7 +279,7 @@ def test_a_server_that_does_not_speak_tls_is_an_error(tmp_path: Path) -> None:
 @contextlib.asynccontextmanager
 async def opened(authority: Authority) -> AsyncIterator[HttpSystem]:
     options = parse([f"ca_bundle={authority.file}"]).options
-    system = HttpSystem(options, Trust(options), PermanentRedirects())
+    system = HttpSystem(options, Trust(options))
     yield system
     await system.aclose()
 
@@ -316,7 +315,7 @@ def read_while_rewritten(directory: Path, url: str, authority: Authority, renewe
     options = parse([*files, *given]).options
 
     async def main() -> None:
-        system = HttpSystem(options, Trust(options), PermanentRedirects())
+        system = HttpSystem(options, Trust(options))
         for start in range(0, 6000, 1000):
             assert bytes((await system.fetch(url, start, start + 500)).data) == VALUE[start : start + 500]
             if start == 1000:

@@ -23,7 +23,6 @@ from zarrfs.errors import ReadError
 from zarrfs.net import identity
 from zarrfs.net.failures import check_bucket, failure, raise_for_status, raise_from
 from zarrfs.net.reach import Trust
-from zarrfs.net.redirects import PermanentRedirects
 from zarrfs.net.responses import Entry, Fetched, System, Transient, http_date, too_large
 from zarrfs.net.transport import Cut
 from zarrfs.net.web import Response, Web
@@ -50,9 +49,9 @@ class HttpSystem(System):
 
     sends_versions = True
 
-    def __init__(self, options: Options, trust: Trust, moved: PermanentRedirects, anonymous: bool = False) -> None:
+    def __init__(self, options: Options, trust: Trust, anonymous: bool = False) -> None:
         self._trust, self._timeout, self._limit = trust, options.request_timeout, options.document_limit
-        self._web = Web(options, trust, moved, anonymous)
+        self._web = Web(options, trust, anonymous)
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
         return await self._call(self._fetch, path, start, stop)

@@ -26,7 +26,6 @@ from zarrfs.net import identity
 from zarrfs.net.failures import certificate_refused, check_bucket, raise_for_status
 from zarrfs.net.http import HttpSystem
 from zarrfs.net.reach import Trust
-from zarrfs.net.redirects import PermanentRedirects
 from zarrfs.net.responses import Entry, Fetched, Page, System, Transient, checked_page
 from zarrfs.net.storeoptions import Unserved, bucket, configuration
 from zarrfs.net.systems import PAGE, OnLoop, store_host
@@ -106,7 +105,7 @@ class FastStore(System):
         # longer than the deadline of OnLoop, whose message says more; it ends requests that OnLoop has abandoned
         limit = f"{int(options.request_timeout * 1000) + 1000}ms"
         plain = dataclasses.replace(options, storage={"http": {"allow_redirects": False}})
-        self._web = HttpSystem(plain, Trust(plain), PermanentRedirects(), anonymous=True)
+        self._web = HttpSystem(plain, Trust(plain), anonymous=True)
         self._client = {"timeout": limit, "connect_timeout": limit}
 
     @property

@@ -26,7 +26,6 @@ from zarrfs.net.failures import failure
 from zarrfs.net.ftp import FtpSystem
 from zarrfs.net.http import HttpSystem
 from zarrfs.net.reach import Trust
-from zarrfs.net.redirects import PermanentRedirects
 from zarrfs.net.responses import System, Transient
 from zarrfs.net.systems import SSH, CoroutineSystem, ThreadSystem, other_host
 from zarrfs.net.weboptions import check_web_options, proxy_of_environment, shown_proxy
@@ -98,7 +97,7 @@ class Openers:
         family = urls.names(protocol)[0]
         if family == "http":
             if "web" not in self._systems:
-                self._systems["web"] = HttpSystem(self._options, self._trust, PermanentRedirects())
+                self._systems["web"] = HttpSystem(self._options, self._trust)
             return self._systems["web"], url
         if family in urls.BUCKETS and ":" in url.partition("://")[2].partition("/")[0].rpartition("@")[0]:
             rule = "user:password@ is for servers: the keys of a bucket are storage options (docs/configuration.md)"

@@ -22,7 +22,6 @@ from zarrfs.net.addresses import is_public, literal, not_public
 from zarrfs.net.connections import Pool, Server
 from zarrfs.net.messages import BadAnswer, Head, body_length
 from zarrfs.net.reach import Trust
-from zarrfs.net.redirects import PERMANENT, PermanentRedirects
 from zarrfs.net.responses import Transient
 from zarrfs.net.storeoptions import configuration
 from zarrfs.net.tls import tls_error
@@ -38,8 +37,7 @@ _STATUSES = (301, 302, 303, 307, 308)
 _SITES = 256  # places whose options and connections are kept
 _FOLLOWED = 60.0  # seconds for which a redirect is applied without a request to the original place
 _REMEMBERED = 65_536  # redirects that are remembered for this time
-# Statuses of answers if a remembered redirect has expired, or is wrong for a name. A bucket answers 400 if a token
-# in a signed URL has expired.
+# Statuses of answers if a remembered redirect has expired. A bucket answers 400 if a token in a signed URL has expired.
 _DENIALS = (400, 401, 403, 404, 410)
 _COOKIES = 1024  # cookies that are remembered
 # Headers that are never taken from options.
@@ -127,12 +125,12 @@ class Response:
 class Web:
     """The HTTP client of one RemoteFiles. `anonymous`: send no credentials, except those in the URL."""
 
-    def __init__(self, options: Options, trust: Trust, moved: PermanentRedirects, anonymous: bool = False) -> None:
-        self._trust, self._moved, self._anonymous = trust, moved, anonymous
+    def __init__(self, options: Options, trust: Trust, anonymous: bool = False) -> None:
+        self._trust, self._anonymous = trust, anonymous
         self._authorities, self._timeout = options.ca_bundle or "", options.request_timeout
         self._pool = Pool()
         self._sites: LRU[object, _Site] = LRU(_SITES, lambda site: self._pool.forget(site.server))
-        self._redirects: LRU[str, tuple[str, float]] = LRU(_REMEMBERED)  # by URL: (target, when to forget it)
+        self._final: LRU[str, tuple[str, float]] = LRU(_REMEMBERED)  # by URL: (where it leads, when to forget that)
         self._jar: http.cookiejar.CookieJar | None = None
         self.answer_all: dict[str, bool] = {}  # by server: whether it has a page for every name
 
@@ -145,46 +143,36 @@ class Web:
         where = without_secrets(url)
         first = self._hop(url, None, where)
         hops = [first]
-        moved = self._moved.onward(url)
-        short = self._redirects.get(url) if method == "GET" else None
-        if short is not None and short[1] > time.monotonic():
-            hops.append(self._hop(short[0], first, where))
-        elif moved != url:
-            hops.append(self._hop(moved, first, where))
-            short = None
-        else:
-            short = None
-        remembered = len(hops) > 1  # a guess: the redirect may have expired, or be wrong for this name
+        final, until = self._final.get(url, ("", 0.0)) if method == "GET" else ("", 0.0)
+        remembered = until > time.monotonic()
+        if remembered:
+            hops.append(self._hop(final, first, where))
         redirected, lasting = False, True  # lasting: all redirects that were followed may be remembered
         began = time.monotonic()
         while True:
             try:
                 response = await self._send(method, hops, more, where)
             except BaseException as exc:  # a cancellation is a timeout only if it is late
-                if short and (isinstance(exc, Exception) or time.monotonic() - began > self._timeout / 2):
-                    self._redirects.pop(url, None)
+                if remembered and (isinstance(exc, Exception) or time.monotonic() - began > self._timeout / 2):
+                    self._final.pop(url, None)
                 raise
             try:
-                if short and (response.status >= 500 or response.status in _DENIALS):
-                    self._redirects.pop(url, None)  # the next attempt goes to the original place
+                if remembered and (response.status >= 500 or response.status in _DENIALS):
+                    self._final.pop(url, None)  # the next attempt goes to the original place
                 if response.status in _DENIALS and remembered:
                     await response.release()
-                    if not short:
-                        self._moved.exclude(url)
                     remembered, hops = False, hops[:1]
                     continue
                 most = first.site.options.redirects
                 onward = self._onward(response, hops, where) if most else None
                 if onward is None:
                     if redirected and lasting and response.status < 300 and hops[-1].url != url:
-                        self._redirects.put(url, (hops[-1].url, time.monotonic() + _FOLLOWED))
+                        self._final.put(url, (hops[-1].url, time.monotonic() + _FOLLOWED))
                     return response
                 if slash and onward.is_directory_of(first):
                     hops.append(onward)
                     return response
                 redirected = True
-                if response.status in PERMANENT:
-                    self._moved.learn(hops[-1].url, onward.url)
                 kept = response.headers.get("Cache-Control").lower()
                 lasting = lasting and "set-cookie" not in response.headers and "no-" not in kept
                 if len(hops) > most:
