@@ -134,8 +134,11 @@ class Blocks:
         )
 
     def note_size(self, system: System, path: str, size: int) -> None:
-        """Note the size that readers were shown: for them, a longer version is TargetChanged."""
-        self._pins.note_size((id(system), path), size)
+        """Note the size that readers are shown: for them, a longer version is TargetChanged.
+
+        Raise TargetChanged if the pinned version has another size.
+        """
+        self._pins.note_size(BlockRequest(system, path, 0, 0), size)
 
     async def begin(self, wanted: BlockRequest) -> int | None:
         """Return the size of a target by fetching its first block, `wanted`; None if the caller must request it.
@@ -161,7 +164,7 @@ class Blocks:
         """As begin(), with a cache on disk: use a block that it has, and write the fetched one to it."""
         known = await disk.known(wanted)
         if known is not None:
-            self._pins.note_size(wanted.at, known.size)  # the server may have a longer version by now
+            self._pins.note_size(wanted, known.size)  # the server may have a longer version by now
             return known.size
         if await disk.known(wanted, valid=False) is not None:  # an old version: it may still be valid
             return None

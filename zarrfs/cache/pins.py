@@ -58,9 +58,13 @@ class Pins:
         """Remove and return the pin of a target."""
         return self._pins.pop(target, None)
 
-    def note_size(self, target: Target, size: int) -> None:
-        """Note the size that readers were shown before any bytes of a target came."""
-        self._shown.put(target, size)
+    def note_size(self, wanted: BlockRequest, size: int) -> None:
+        """Note the size that readers are shown. Raise TargetChanged if the pinned version has another one."""
+        pinned = self.size(wanted.at)
+        if self.options.stale == "error" and pinned not in (None, size):
+            rule = f"has {size} bytes, and had {pinned} when it was first read"
+            raise TargetChanged(wanted.system.shown(wanted.path), rule)
+        self._shown.put(wanted.at, size)
 
     def is_longer(self, target: Target, size: int | None) -> bool:
         """Return whether a version of `size` bytes is longer than readers were shown: they would read only a part."""
@@ -85,9 +89,10 @@ class Pins:
         if pin is not None and differs(pin.tag, pin.size, found):
             self._change(wanted, found, pin)
             pin = None
+        unsized = pin is None or pin.size is None
+        if unsized and self.options.stale == "error" and self.is_longer(wanted.at, found.total):
+            raise TargetChanged(wanted.system.shown(wanted.path), "has grown since its size was shown")
         if pin is None:
-            if self.options.stale == "error" and self.is_longer(wanted.at, found.total):
-                raise TargetChanged(wanted.system.shown(wanted.path), "has grown since its size was shown")
             head = None if wanted.start else found._replace(data=b"")
             self._pins.put(wanted.at, Pin(found.tag, found.total, head=head))
             blind = self.is_blind(wanted, found)  # then its attributes are requested next
