@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import trio
 from hypothesis import given
@@ -9,7 +11,15 @@ from hypothesis import strategies as st
 
 from zarrfs.cli.command_line import redacted_arguments
 from zarrfs.config.options import Options
-from zarrfs.config.redaction import is_secret, redact_text, redacted_item, redacted_storage, without_secrets
+from zarrfs.config.redaction import (
+    is_secret,
+    redact_text,
+    redacted_item,
+    redacted_storage,
+    split_chain,
+    without_secrets,
+    without_user,
+)
 from zarrfs.errors import ReadError
 from zarrfs.net.systems import store_host
 from zarrfs.store.remotefiles import RemoteFiles
@@ -47,6 +57,21 @@ def test_any_text_is_redacted_without_an_error(text: str) -> None:
     for url in text, f"https://{text}", f"https://me:hush@host/{text}", f"zip://{text}::https://me:hush@h/{text}":
         assert "hush" not in without_secrets(url)
         assert "hush" not in redact_text(url)
+
+
+PIECES = (":", "@", "/", "=", "sig", "%", "?", "&", "://", "::", "[", "a", ":a", "a:@", "&sig", "?sig=", "://a:", "1.")
+
+
+@pytest.mark.parametrize("start", ["", "http://", "http://h/?", "zip://a::http://h/?sig=", "GET /x?a=1&"])
+def test_redaction_takes_linear_time(start: str) -> None:
+    """64 kB of any piece take milliseconds; nested repetitions took 14 s."""
+    began = time.process_time()
+    for piece in PIECES:
+        for end in ("", "@/x", "=", "\n"):
+            text = start + piece * (65536 // len(piece)) + end
+            for function in (without_secrets, redact_text, redacted_item, without_user, split_chain):
+                function(text)
+    assert time.process_time() - began < 20
 
 
 def test_messages_of_other_programs_are_redacted() -> None:

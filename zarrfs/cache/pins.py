@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -40,6 +41,7 @@ class Pins:
         self.remember: Callable[[BlockRequest, TargetVersion], None] | None = None  # set by a cache on disk
         self._queue, self._forget = queue, forget
         self._pins: LRU[Target, Pin] = LRU(_PINS)
+        self._lock = threading.Lock()  # held while a pin is added
         self._shown: LRU[Target, int] = LRU(_PINS)  # sizes that readers were shown before any bytes came
         self.changes = 0  # pinned versions that were replaced by others
         self._asking: SingleFlight[Target] = SingleFlight()
@@ -51,8 +53,9 @@ class Pins:
         return self._pins.get(target)
 
     def put(self, target: Target, pin: Pin) -> Pin:
-        """Pin a version, unless the target has a pin; return its pin."""
-        return self._pins.get(target) or self._pins.put(target, pin)
+        """Pin a version, unless the target has a pin; return its pin. Threads that read the disk call this, too."""
+        with self._lock:
+            return self._pins.get(target) or self._pins.put(target, pin)
 
     def pop(self, target: Target) -> Pin | None:
         """Remove and return the pin of a target."""
@@ -85,16 +88,15 @@ class Pins:
             if differs(expected.tag, expected.size, found):
                 raise TargetChanged(wanted.system.shown(wanted.path), "has changed since it was first read")
             return
-        pin = self._pins.get(wanted.at)
-        if pin is not None and differs(pin.tag, pin.size, found):
+        new = Pin(found.tag, found.total, head=None if wanted.start else found._replace(data=b""))
+        if self.size(wanted.at) is None:
+            self._check_growth(wanted, found)
+        pin = self.put(wanted.at, new)
+        if differs(pin.tag, pin.size, found):
             self._change(wanted, found, pin)
-            pin = None
-        unsized = pin is None or pin.size is None
-        if unsized and self.options.stale == "error" and self.is_longer(wanted.at, found.total):
-            raise TargetChanged(wanted.system.shown(wanted.path), "has grown since its size was shown")
-        if pin is None:
-            head = None if wanted.start else found._replace(data=b"")
-            self._pins.put(wanted.at, Pin(found.tag, found.total, head=head))
+            with self._lock:
+                pin = self._pins.put(wanted.at, new)
+        if pin is new:
             blind = self.is_blind(wanted, found)  # then its attributes are requested next
             # an answer without bytes may be one of status 416, which has no ETag
             if found.tag is None and found.data and not (wanted.system.immutable or blind):
@@ -103,6 +105,10 @@ class Pins:
             pin.certain = True
             pin.size = found.total if pin.size is None else pin.size
             pin.tag = pin.tag or found.tag  # a Last-Modified that was less than a second old then was no tag
+
+    def _check_growth(self, wanted: BlockRequest, found: Fetched) -> None:
+        if self.options.stale == "error" and self.is_longer(wanted.at, found.total):
+            raise TargetChanged(wanted.system.shown(wanted.path), "has grown since its size was shown")
 
     def _change(self, wanted: BlockRequest, found: Fetched, pin: Pin) -> None:
         """Accept that a target has another version than its pin, or raise TargetChanged."""
@@ -113,6 +119,7 @@ class Pins:
             self.remember(wanted, version)
         if pin.certain and self.options.stale == "error":
             raise TargetChanged(wanted.system.shown(wanted.path), "has changed since it was first read")
+        self._check_growth(wanted, found)
         self.changes += 1
         log.warning("%s: has changed; the new version is read (stale=reread)", wanted.system.shown(wanted.path))
         self._forget(wanted.at)

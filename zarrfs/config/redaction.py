@@ -16,11 +16,14 @@ _SEPARATOR = re.compile(r"://(?:[^/?#\[\]]*@)?\[[^\]/?#]*\]|::")
 CREDENTIALS = "token|key|secret|passw|pwd|credential|auth|session|cookie|bearer|jwt|^sas"
 _SECRET = re.compile(f"{CREDENTIALS}|sig|x-amz-|x-goog-|policy|connection_string", re.IGNORECASE)
 USERS = ("http", "https", "ftp", "ftps", "sftp", "ssh", "smb", "webdav", "webdavs", "dav", "davs")  # have user@host
-_PASSWORD = re.compile(r"(?<=://)[^/?#@\s]*:[^/?#@\s]*@")
-_PARAMETER = re.compile(  # without "key", which is a path's name in some stores
-    r"([?&][\w.%-]*(?:sig|token|secret|passw|pwd|credential|jwt|auth|session)[\w.%-]*=)[^\s&#\"'<>`]+", re.IGNORECASE
-)
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>`]+")
+# Each pattern takes linear time for any text: no two of its repetitions match the same characters one after the other,
+# and no match is tried from the middle of what was tried before.
+_PASSWORD = re.compile(r"(?<=://)[^/?#@\s:]*+:[^/?#@\s]*+@")
+_PARAMETER = re.compile(r"[?&]([\w.%-]*+)=[^\s&#\"'<>`]++")
+# without "key", which is a path's name in some stores
+_SECRET_PARAMETER = re.compile("sig|token|secret|passw|pwd|credential|jwt|auth|session", re.IGNORECASE)
+_URL = re.compile(r"(?<![A-Za-z0-9+.-])([0-9+.-]*+)([A-Za-z][A-Za-z0-9+.-]*+://[^\s\"'<>`]++)")
+_MOST = 64 << 10  # characters of a foreign text that are kept
 # Storage options whose values are not confidential; of all others only the name is shown.
 _HARMLESS = frozenset(
     (
@@ -85,11 +88,18 @@ def _signed(query: str) -> bool:
 def redact_text(text: str) -> str:
     """Redact foreign text, such as a library's error: apply without_secrets() to each URL in it.
 
-    Signatures and tokens are also hidden in a query that is quoted without its URL.
+    Signatures and tokens are also hidden in a query that is quoted without its URL. A longer text is cut after a blank
+    first, because half of a URL may end within its password.
     """
+    if len(text) > _MOST:
+        text = text[:_MOST].rpartition(" ")[0] + " ..."
     if "://" in text:
-        text = _URL.sub(lambda match: without_secrets(match[0]), text)
-    return _PARAMETER.sub(rf"\1{HIDDEN}", text) if "=" in text else text
+        text = _URL.sub(lambda match: match[1] + without_secrets(match[2]), text)
+    return _PARAMETER.sub(_without_value, text) if "=" in text else text
+
+
+def _without_value(parameter: re.Match[str]) -> str:
+    return f"{parameter[0][0]}{parameter[1]}={HIDDEN}" if _SECRET_PARAMETER.search(parameter[1]) else parameter[0]
 
 
 def is_secret(name: str, value: object) -> bool:

@@ -37,7 +37,7 @@ _STATUSES = (301, 302, 303, 307, 308)
 _SITES = 256  # places whose options and connections are kept
 _FOLLOWED = 60.0  # seconds for which a redirect is applied without a request to the original place
 _REMEMBERED = 65_536  # redirects that are remembered for this time
-# Statuses of answers if a remembered redirect has expired. A bucket answers 400 if a token in a signed URL has expired.
+# Statuses of answers if a remembered redirect has expired; a bucket answers 400 if a token in a signed URL has.
 _DENIALS = (400, 401, 403, 404, 410)
 _COOKIES = 1024  # cookies that are remembered
 # Headers that are never taken from options.
