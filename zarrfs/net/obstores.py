@@ -64,8 +64,8 @@ def available() -> bool:
 
     if importlib.util.find_spec("obstore") is None:
         return False
-    major, minor, *_ = importlib.metadata.version("obstore").split(".")
-    return (int(major), int(minor)) >= _VERSION
+    version = re.match(r"(\d+)\.(\d+)", importlib.metadata.version("obstore"))  # of "0.13b1", too
+    return version is not None and (int(version[1]), int(version[2])) >= _VERSION
 
 
 class Unconnected(Transient):

@@ -49,6 +49,7 @@ _SERVER = re.compile(r"[^:/?#]+://[^/?#]*")
 _CONNECTED = ("ftp", *SSH)  # protocols whose clients connect before the first request
 _CONNECTING = 4  # threads that connect to one server; a thread that a caller has abandoned counts until it ends
 _HUNG_UP = ("ConnectionLost", "EOFError", "error_temp")  # of asyncssh and ftplib: perhaps too many connections
+_LINKS = 8  # URLs chained by "::": archives within archives
 _METADATA_WAIT = 3.0  # seconds, as in Google's library
 _KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")  # as in ssh(1)
 _KEEPALIVE = 15.0  # seconds; after three without an answer the connection is lost
@@ -91,6 +92,8 @@ class Openers:
         options or an environment that cannot be used. Raise Transient if an FTP or SSH server cannot be reached.
         """
         protocols = urls.protocols(url)
+        if len(protocols) > _LINKS:
+            raise ReadError(without_secrets(url), f"more than {_LINKS} URLs chained by '::'")
         if len(protocols) > 1:
             return await self._archive(url, protocols[0])
         protocol = protocols[0] if protocols else "file"

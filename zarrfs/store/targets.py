@@ -247,6 +247,7 @@ class Targets(TargetReader):
         protocols = urls.protocols(url)
         if not protocols or (len(protocols) == 1 and protocols[0] in LOCAL):
             return urls.file_path(url) if protocols else url, ""
+        shown = without_secrets(url)
         for protocol, link in zip(protocols, split_chain(url), strict=True):
-            self._trust.admit(protocol, link, without_secrets(url))
+            self._trust.admit(protocol, link, shown)
         return None, url
