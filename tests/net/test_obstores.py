@@ -17,6 +17,7 @@ from tests.servers import GCS, S3, Azure, Faulty, Sftp, SignedS3
 from zarrfs.config.options import parse
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.net.http import HttpSystem
+from zarrfs.net.obstores import available
 from zarrfs.net.responses import Entry, Fetched, System
 from zarrfs.net.storeoptions import bucket
 from zarrfs.net.web import Hop, Response, Web
