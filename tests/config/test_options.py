@@ -110,12 +110,26 @@ def test_unescaped_commas_separate_options(text: str, parts: list[str]) -> None:
 
 
 def test_storage_options_are_kept_by_protocol() -> None:
-    options = parse(["s3.anon=true", "s3.endpoint_url=http://host:1", "http.size=5", "gs.x"]).options
+    options = parse(["s3.anon=true", "s3.endpoint_url=http://host:1", "http.timeout=5", "gs.x"]).options
     assert options.storage == {
         "s3": {"anon": True, "endpoint_url": "http://host:1"},
-        "http": {"size": 5},
+        "http": {"timeout": 5},
         "gs": {"x": True},
     }
+
+
+@pytest.mark.parametrize(
+    ("item", "value"),
+    [
+        ("password=123456", "123456"), ("password=1e5", "1e5"), ("password=01", "01"), ("secret=NaN", "NaN"),
+        ('secret="a"', '"a"'), ("region=2", "2"), ("port=2222", 2222), ("timeout=0.5", 0.5), ("port=x", "x"),
+        ("anon=0", False), ("anon=1", True), ("anon=true", True), ("x=false", False), ("x=null", None),
+        ("x=[1]", [1]), ('x={"a": 1}', {"a": 1}), ("x={a", "{a"), ("x=", ""),
+    ],
+)  # fmt: skip
+def test_values_of_storage_options_are_text_unless_they_are_meant_as_json(item: str, value: object) -> None:
+    found = parse([f"sftp.{item}"]).options.storage["sftp"][item.partition("=")[0]]
+    assert (found, type(found)) == (value, type(value))
 
 
 def test_paths_in_storage_options_resolve_against_the_working_directory(
@@ -200,7 +214,7 @@ def test_every_protocol_that_fsspec_has_may_have_options() -> None:
     protocols = {name for name in fsspec.available_protocols() if "_" not in name}
     assert set(parse([f"{protocol}.x=1" for protocol in protocols]).options.storage) == protocols
     fsspec.register_implementation("trial", "fsspec.implementations.memory.MemoryFileSystem", clobber=True)
-    assert parse(["trial.x=1"]).options.storage == {"trial": {"x": 1}}
+    assert parse(["trial.x=1"]).options.storage == {"trial": {"x": "1"}}
     assert parse(["s4.anon=true", "compat"], sloppy=True).options == Options(compat=True)
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from zarrfs.config.redaction import redacted_item, without_secrets
 from zarrfs.config.removed import removed_option
-from zarrfs.config.storage import absolute, check_storage, is_known
+from zarrfs.config.storage import absolute, check_storage, is_known, storage_value
 from zarrfs.config.values import (
     ALLOWED,
     AUTO,
@@ -578,7 +577,7 @@ def read(items: Iterable[str], sloppy: bool = False) -> Assignments:
         elif place and sloppy and not is_known(place[1]):
             pass
         elif place:
-            single.setdefault(place[1], {})[place[2]] = _json(value) if equals else True
+            single.setdefault(place[1], {})[place[2]] = storage_value(place[2], value) if equals else True
         elif "://" in name:
             raise UsageError(
                 f"option {redacted_item(item)}: expected PROTOCOL://HOST.NAME=VALUE (for s3, gs, az, HOST is a bucket)"
@@ -669,13 +668,3 @@ def _hint(name: str) -> str:
     if name in ALLOWED:
         return f" (did you mean allow={name}?)"
     return did_you_mean(name, [*TABLE, *KERNEL_FLAGS])
-
-
-def _json(value: str) -> object:
-    """Return the value of a storage option, parsed if it is JSON (true, 5, {...}), else as text."""
-    try:
-        return json.loads(value)
-    except RecursionError:
-        raise UsageError("the value of a storage option is nested too deeply") from None
-    except ValueError:
-        return value

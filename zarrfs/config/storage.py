@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 
@@ -30,6 +31,38 @@ _GCS_TOKENS = ("anon", "browser", "cache", "cloud", "google_default")  # values 
 _FILES = {  # options that name local files, by the first name of their protocol
     "http": ("client_cert", "client_key"), "gcs": ("token",), "sftp": _SSH_FILES, "ssh": _SSH_FILES,
 }  # fmt: skip
+# Options for which clients need a number; all other values are text, even if they look like a number (a password).
+_NUMBERS = frozenset(
+    (
+        "block_size", "blocksize", "connect_timeout", "connection_timeout", "default_block_size", "keepalive_interval",
+        "login_timeout", "max_concurrency", "max_redirects", "port", "read_timeout", "replication", "requests_timeout",
+        "timeout",
+    )
+)  # fmt: skip
+# Options that are flags; 0 and 1 mean false and true.
+_FLAGS = frozenset(
+    (
+        "allow_redirects", "anon", "encoded", "kerberos", "requester_pays", "ssl", "tls", "use_https", "use_ssl",
+        "verify_ssl", "version_aware",
+    )
+)  # fmt: skip
+
+
+def storage_value(name: str, text: str) -> object:
+    """Return the value of a storage option: text, unless it is true, false or null, or begins with "{" or "[".
+
+    Options that are always numbers or flags get one.
+    """
+    if name in _FLAGS and text in ("0", "1"):
+        return text == "1"
+    if not (text[:1] in ("{", "[") or text in ("true", "false", "null") or name in _NUMBERS):
+        return text
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise UsageError("the value of a storage option is nested too deeply") from None
+    except ValueError:
+        return text
 
 
 def is_known(place: str) -> bool:
