@@ -13,15 +13,12 @@ import pytest
 import trio
 import trio.testing
 
-from tests.cache.diskblocks import flip, segments
 from tests.net.clockedserver import Server, run
 from tests.remotereading import using
 from tests.servers import Faulty
 from zarrfs.cache import disk, pins
 from zarrfs.cache.block_request import BlockRequest
 from zarrfs.cache.blocks import Blocks
-from zarrfs.cache.diskfiles import Layout
-from zarrfs.cache.fetchlocks import FetchLocks
 from zarrfs.config.options import Options
 from zarrfs.errors import OutOfRange, TargetChanged
 from zarrfs.net import request_queue, versions
@@ -129,26 +126,6 @@ def test_versions_are_never_mixed(faulty: Faulty, tmp_path: Path) -> None:
     assert read(url, options, 0) == [bytes(10_000)], "and that is what the next one takes"
 
 
-def test_many_small_values_lie_together_on_disk(faulty: Faulty, tmp_path: Path) -> None:
-    url = faulty.put("/v", VALUE)
-    options = Options(cache_dir=str(tmp_path))
-    wanted = [(url, low, low + 100) for low in range(0, 200_000, 200)]
-
-    async def check(files: RemoteFiles) -> None:
-        await files.prefetch(wanted)
-        for _, low, high in wanted:
-            assert bytes(await files.read(url, low, 100, low, high)) == VALUE[low:high]
-
-    for _ in range(100):  # a disk that is busy keeps nothing
-        faulty.requests.clear()
-        using(check, options)
-        if not faulty.requests:
-            break
-    assert not faulty.requests
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(files) < 10
-
-
 def test_blocks_without_a_version_are_not_kept_on_disk(faulty: Faulty, tmp_path: Path) -> None:
     """Without ETag and Last-Modified, old bytes on disk could not be recognised."""
     url = faulty.put("/v", VALUE, forever="untagged")
@@ -195,27 +172,6 @@ def test_small_values_of_a_new_version_are_not_kept_as_the_old_one(
         read(url, options, 0, 100_000, size=100)
 
 
-def test_a_range_that_is_wanted_twice_leaves_no_lease(faulty: Faulty, tmp_path: Path) -> None:
-    """Two keys of a batch may name one range; another process must not wait for its lease until it times out."""
-    url, options = faulty.put("/v", VALUE), Options(cache_dir=str(tmp_path))
-
-    async def check(files: RemoteFiles) -> None:
-        await files.prefetch([(url, 1000, 1100)] * 2)
-        assert bytes(await files.read(url, 1000, 100, 1000, 1100)) == VALUE[1000:1100]
-        system, path = await files.find(url)
-        other = FetchLocks(Layout(str(tmp_path)), lambda: True)
-        with trio.fail_after(60):
-            while True:  # a lease is released once the block is on the disk
-                lease = other.take(system.identity(path), 0, 1 << 20)
-                assert lease is not None
-                if lease.held:
-                    break
-                await trio.sleep(0.01)
-        other.release(lease)
-
-    using(check, options)
-
-
 def test_cache_none_writes_no_blocks(faulty: Faulty, tmp_path: Path) -> None:
     url = faulty.put("/v", VALUE)
     read(url, Options(cache_dir=str(tmp_path), cache="none"), 0)
@@ -229,22 +185,6 @@ def test_a_disk_that_fails_is_no_cache_and_no_error(faulty: Faulty, tmp_path: Pa
     for _ in range(2):
         assert read(url, options, 0, 50_000) == [VALUE[:10_000], VALUE[50_000:60_000]]
     assert faulty.gets() == 4
-
-
-def test_a_run_that_is_gone_is_not_waited_for(faulty: Faulty) -> None:
-    """A value as long as the first run has the same key as that run: its fetch must not wait for itself."""
-    size = 256 << 10
-    data = os.urandom(12 * size)
-    url = faulty.put("/run", data)
-
-    async def check(files: RemoteFiles) -> None:
-        for number in range(12):
-            low = number * size
-            assert bytes(await files.read(url, low, size, low, low + size)) == data[low : low + size]
-            await trio.testing.wait_all_tasks_blocked(0.05)  # until read-ahead has completed
-            files.blocks.cache.drop(lambda _: True)
-
-    using(check, Options(read_timeout=40.0))
 
 
 def test_a_changed_version_is_remembered_for_the_next_run(faulty: Faulty, tmp_path: Path) -> None:
@@ -327,26 +267,6 @@ def test_with_reread_the_new_version_is_read_if_answers_have_no_version(
 
     using(check, options)
     assert read(url, options, 50_000, 0) == pieces(other, 50_000, 0)
-
-
-def test_attributes_are_requested_once_a_second_if_answers_have_no_version() -> None:
-    url, stats = "memory://blocks/v", []
-
-    async def check(files: RemoteFiles) -> None:
-        system, _ = await memory_value(files, VALUE)
-        stat = system.stat
-
-        async def counted(path: str) -> Any:
-            stats.append(path)
-            return await stat(path)
-
-        system.stat = counted
-        began = trio.current_time()
-        for low in range(0, 200_000, 20_000):
-            await files.read(url, low, 10_000, low, low + 10_000)
-        assert 1 <= len(stats) <= 1 + trio.current_time() - began
-
-    using(check, Options())
 
 
 def test_what_changes_while_it_is_fetched_is_not_kept_on_disk(tmp_path: Path) -> None:
@@ -436,42 +356,6 @@ LARGE = os.urandom(10_000_000)
 
 async def everything(files: RemoteFiles, url: str) -> bytes:
     return bytes(await files.read(url, 0, len(LARGE), 0, len(LARGE)))
-
-
-def test_a_large_block_stays_on_the_disk(faulty: Faulty, tmp_path: Path) -> None:
-    url, options = faulty.put("/v", LARGE), Options(cache_dir=str(tmp_path))
-
-    async def check(files: RemoteFiles) -> dict[str, Any]:
-        for low in range(0, len(LARGE), 1_000_000):
-            assert await files.read(url, low, 1_000_000, 0, len(LARGE)) == LARGE[low : low + 1_000_000]
-        assert not faulty.gets()
-        with pytest.raises(OutOfRange, match=r"has 10000000 bytes, bytes \[9999999, 10000001\) were asked for"):
-            await files.read(url, len(LARGE) - 1, 2, 0, len(LARGE) + 1)
-        return files.stats()
-
-    fill(faulty, url, options, 0, size=len(LARGE))
-    stats = using(check, options)
-    assert stats["disk"]["hits"] >= 3
-    assert stats["cache"]["kept"] < 1 << 20
-
-
-def test_what_has_left_the_page_cache_is_verified_again(
-    faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The test fakes misses of the page cache: once pages are dropped, the kernel may read some back unasked."""
-    url, options = faulty.put("/v", LARGE), Options(cache_dir=str(tmp_path))
-    fill(faulty, url, options, 0, size=len(LARGE))
-    (segment,) = segments(tmp_path)
-
-    async def check(files: RemoteFiles) -> None:
-        assert await everything(files, url) == LARGE
-        for place in range(0, segment.stat().st_size, 500_000):
-            flip(segment, place)
-        monkeypatch.setattr(disk, "read_cached", lambda *_: bytearray())
-        assert await everything(files, url) == LARGE
-
-    using(check, options)
-    assert faulty.gets() == 3  # one for each block
 
 
 def test_a_block_that_is_removed_from_the_disk_is_fetched_again(faulty: Faulty, tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from tests.conftest import DATA
 from tests.zarrsamples import STORES
 from zarrfs.cli import main
 from zarrfs.copying.array_check import ArrayCheck, ArrayChecks
-from zarrfs.copying.array_survey import Survey, survey
 from zarrfs.copying.check import check
 from zarrfs.copying.check_report import CheckReport
 from zarrfs.store.directory import FileSystemStore
@@ -204,42 +203,6 @@ def test_a_node_that_only_consolidated_metadata_has_is_bad_metadata(hier: Path) 
     assert all("is not there" in bad.reason for bad in report.bad)
 
 
-def test_no_attributes_and_empty_ones_are_the_same(tmp_path: Path) -> None:
-    """zarr-python 3 consolidates a .zattrs for every node, even for one that has none."""
-    zarr.create_array(str(tmp_path / "a"), shape=(2,), chunks=(1,), dtype="u1", zarr_format=2)[:] = 1
-    zarr.create_group(str(tmp_path), zarr_format=2)
-    attributes, consolidated = tmp_path / "a/.zattrs", tmp_path / ".zmetadata"
-    attributes.unlink(missing_ok=True)
-    zarr.consolidate_metadata(str(tmp_path), zarr_format=2)
-    known = json.loads(consolidated.read_text())
-    assert known["metadata"]["a/.zattrs"] == {}
-    assert checked(tmp_path)[0].clean
-    attributes.write_text("{}")
-    del known["metadata"]["a/.zattrs"]
-    consolidated.write_text(json.dumps(known))
-    assert checked(tmp_path)[0].clean
-    attributes.write_text('{"units": "K"}')
-    assert "does not have it" in only_bad(tmp_path)[2]
-
-
-def test_documents_that_are_reached_through_links_are_not_missing(tmp_path: Path) -> None:
-    """A walk does not find a document that is a link, or in a linked directory, but readers do."""
-    array = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|u1", "compressor": None, "filters": None,
-             "fill_value": 0, "order": "C"}  # fmt: skip
-    group = {"zarr_format": 2}
-    named = {".zgroup": group, **dict.fromkeys(("a/.zarray", "b/.zarray", "c/.zarray", "d/.zarray"), array)}
-    documents = {".zgroup": group, "a/.zarray": array}
-    documents[".zmetadata"] = {"zarr_consolidated_format": 1, "metadata": named}
-    archive = {key: {"mode": 0o100644, "encoding": "utf-8", "data": json.dumps(one)} for key, one in documents.items()}
-    links = {"b/.zarray": "../a/.zarray", "c": "a", "d/.zarray": "../none/.zarray"}
-    archive |= {key: {"mode": 0o120777, "data": target} for key, target in links.items()}
-    (tmp_path / "a.json").write_text(json.dumps(archive))
-    done = CliRunner().invoke(main, ["check", "--json", "-o", "type=archive", str(tmp_path / "a.json")])
-    found = [(bad["key"], bad["reason"]) for bad in json.loads(done.stdout)["bad"]]
-    nowhere = ".zarray: a symbolic link that leads nowhere, or out of the source"
-    assert found == [("d/.zarray", nowhere), ("d/.zarray", "is not there, but .zmetadata has it")]
-
-
 def test_a_chunk_with_a_hole_is_unchanged_in_a_second_pass(tmp_path: Path) -> None:
     array = {"zarr_format": 2, "shape": [4], "chunks": [4], "dtype": "|u1", "compressor": None, "filters": None,
              "fill_value": 0, "order": "C"}  # fmt: skip
@@ -274,32 +237,6 @@ def test_an_unknown_codec_is_reported(tmp_path: Path) -> None:
     assert bad.kind == "undecodable"
     assert "nosuch" in bad.reason
     assert (arrays[""].chunks, arrays[""].decoded, gets["0"]) == (2, 0, 1)
-
-
-def test_other_files_called_meta_are_not_taken_for_arrays(tmp_path: Path) -> None:
-    (tmp_path / "meta").write_text("title: a tree of other files")
-    (tmp_path / "0.0").write_text("x")
-    report, arrays, _gets = checked(tmp_path)
-    assert report.clean
-    assert not arrays
-    assert report.ok == 2
-
-
-def test_dangling_links_are_no_arrays(tmp_path: Path) -> None:
-    """As in an archive of a directory that has no Zarr metadata, and links that lead out of it."""
-    (tmp_path / "d").mkdir()
-    for link, target in (("a", "nowhere"), ("d/b", "/nowhere"), ("circle", "circle"), ("meta", "nowhere")):
-        (tmp_path / link).symlink_to(target)
-    report, arrays, _gets = checked(tmp_path)
-    assert (report.clean, report.links, arrays) == (True, 4, {})
-
-    async def nodes() -> list[Any]:
-        store, found = FileSystemStore(str(tmp_path)), Survey()
-        await survey(store, found)
-        await store.aclose()
-        return found.nodes
-
-    assert trio.run(nodes) == []
 
 
 # -- parts and bounds

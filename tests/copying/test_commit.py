@@ -7,7 +7,6 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -245,13 +244,6 @@ def test_a_relative_set_and_its_data_file_can_be_moved(place: Path) -> None:
     assert trio.run(read, place / "moved/new.json", "large") == b"0123456789" * 200_000
 
 
-@pytest.mark.parametrize("name", ["run::1.json", "data:1.json", "file:1.json"])
-def test_a_data_file_whose_name_looks_like_a_url_is_read(name: str, place: Path) -> None:
-    done(name, "--relative")
-    assert entries_of(f"{place}/{name}")["large"] == [f"./{name}.data", 0, 2_000_000]
-    assert trio.run(read, place / name, "large") == b"0123456789" * 200_000
-
-
 async def read(path: Path, key: str) -> bytes:
     store = sources.open_source(str(path), Options(), child=False)
     data = bytes(await store.get(key))
@@ -352,29 +344,9 @@ def test_entries_that_the_format_cannot_hold_are_an_error_or_left_out(place: Pat
     assert os.readlink("new.zarr/link") == "large"
 
 
-def test_a_key_that_is_too_deep_for_a_set_is_an_error_or_left_out(place: Path) -> None:
-    (place / "up" / "/".join("d" * 101)).mkdir(parents=True)  # an empty directory is always left out
-    result = commit_to("new.json")
-    assert (result.exit_code, result.stderr.count("an empty directory")) == (0, 1)
-    (place / "up" / "/".join("d" * 101) / "f").write_text("x")
-    refused("/f: over 100 directories deep, which no reference set can hold", "deep.json")
-    result = commit_to("deep.json", "--skip-unsupported")
-    assert (result.exit_code, result.stderr.count("over 100 directories deep")) == (0, 1)
-
-
 def late(place: Path) -> None:
     (place / "up/late").write_text("x")
     os.utime(place / "up/late", ns=(0, 13_569_465_600 * SECOND))  # in 2400
-
-
-def deep(place: Path) -> None:
-    at = os.open(place / "up", os.O_RDONLY)
-    for _ in range(21):  # of 201 bytes each, with the "/"
-        os.mkdir("n" * 200, dir_fd=at)
-        below = os.open("n" * 200, os.O_RDONLY, dir_fd=at)
-        os.close(at)
-        at = below
-    os.close(at)
 
 
 def huge(place: Path) -> None:
@@ -383,26 +355,6 @@ def huge(place: Path) -> None:
     (place / "up").mkdir()
     (place / "refs.json").write_text(json.dumps({".zgroup": "{}", "huge": ["target", 0, 2**62 + 1]}))
     changed(place / "up", place / "refs.json")
-
-
-@pytest.mark.parametrize(
-    ("make", "rule"),
-    [
-        (late, "a time that does not fit 64 bits of nanoseconds"),
-        (deep, "a path over 4,095 bytes, which no archive can hold"),
-        (huge, "a size over 4,611,686,018,427,387,904 bytes, which no archive can hold"),
-    ],
-)
-def test_an_entry_that_would_make_an_archive_unreadable_is_an_error_or_left_out(
-    make: Callable[[Path], None], rule: str, place: Path
-) -> None:
-    (place / "up/large").unlink()
-    (place / "up/sparse").unlink()
-    make(place)
-    refused(f": {rule} (--skip-unsupported leaves it out)", "new.json", "--format", "archive")
-    result = commit_to("new.json", "--format", "archive", "--skip-unsupported")
-    assert (result.exit_code, result.stderr.count(f": {rule}: left out\n")) == (0, 1)
-    assert trio.run(read, place / "new.json", ".zgroup").startswith(b"{")
 
 
 def test_a_name_that_is_not_utf8_is_committed_only_to_a_directory(place: Path) -> None:
@@ -549,17 +501,6 @@ def test_fsspec_reads_the_same(place: Path) -> None:
     assert found == {
         ".zgroup": b'{"zarr_format":2}', "a/x": b"new", "a/y": TARGET, "large": b"0123456789" * 200_000
     }  # fmt: skip
-
-
-def test_values_of_a_zip_source_are_referenced_inside_it(place: Path) -> None:
-    done("first.zip")
-    (place / "up2").mkdir()
-    changed(place / "up2", place / "first.zip")
-    (place / "up2/.wh.sparse").touch()
-    arguments = ["commit", "first.zip", "--upperdir", "up2", "-O", "second.json"]
-    assert CliRunner().invoke(main, arguments).output == ""
-    assert entries_of("second.json")["large"] == [f"zip://large::{place}/first.zip", 0, 2_000_000]
-    assert trio.run(read, place / "second.json", "large") == b"0123456789" * 200_000
 
 
 def test_a_store_that_is_its_own_upper_has_no_difference(place: Path) -> None:

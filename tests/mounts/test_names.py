@@ -41,15 +41,6 @@ def cases() -> Iterator[tuple[str, str, str, str]]:
                 yield name, kind, locale, way
 
 
-def test_cases_cover_all_pairs_but_those_of_name_and_kind() -> None:
-    found = [set(itertools.combinations(enumerate(case), 2)) for case in cases()]
-    pairs = set().union(*found)
-    for one, other in ((0, 2), (0, 3), (1, 2), (1, 3), (2, 3)):
-        values = (list(NAMES), KINDS, LOCALES, WAYS)
-        for pair in itertools.product(values[one], values[other]):
-            assert ((one, pair[0]), (other, pair[1])) in pairs
-
-
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Machine]:
     with Machine() as made:

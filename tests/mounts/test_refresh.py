@@ -25,14 +25,12 @@ import pytest
 import zarr
 
 from tests.conftest import PROGRAM, run
-from tests.mounts.mounting import alive, counters_of, daemon_pid, log_of, mount_lines, mounted, until
+from tests.mounts.mounting import counters_of, daemon_pid, log_of, mount_lines, mounted, until
 from tests.mounts.refreshing import refresh, write_set
 from tests.mounts.test_semantics import error_of
 from tests.references.parquetsets import write_set as write_parquet
 from tests.references.parquetsets import zarray
-from tests.servers import Faulty, Nginx, faulty, nginx
-
-__all__ = ["faulty", "nginx"]
+from tests.servers import Faulty, Nginx
 
 
 def indexes_of(pid: int) -> list[str]:
@@ -126,23 +124,6 @@ def test_a_refresh_of_an_unchanged_document_keeps_its_inodes(tmp_path: Path) -> 
         assert json.loads(run("refresh", "--json", "--force", root).stdout)["result"] == "refreshed"
         assert (root / "a").stat().st_ino != inode
         os.close(held)
-
-
-def test_a_refresh_finds_relative_paths_of_options(tmp_path: Path) -> None:
-    """The daemon's working directory is "/", but the paths are relative to the directory it was started in."""
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/x").write_bytes(b"target")
-    (tmp_path / "mnt").mkdir()
-    document = tmp_path / "set.json"
-    document.write_text(json.dumps({"version": 1, "refs": {"a": ["x"]}}))
-    done = run("mount", "set.json", "mnt", "-o", "base=data,index_dir=index", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    try:
-        document.write_text(json.dumps({"version": 1, "refs": {"b": ["x"]}}))
-        assert run("refresh", "mnt", cwd=tmp_path).returncode == 0
-        assert (tmp_path / "mnt/b").read_bytes() == b"target"
-    finally:
-        assert run("umount", tmp_path / "mnt").returncode == 0
 
 
 @pytest.mark.promise("S35")
@@ -374,48 +355,6 @@ def test_other_users_may_not_refresh_or_change_a_mount(tmp_path: Path) -> None:
             assert done.stdout == "['a']\n"
             assert "Operation not permitted" in done.stderr
         assert not [name for name in os.listxattr(root) if "refresh" in name or "set" in name]
-
-
-def test_killing_one_of_several_refresh_commands_affects_no_other(faulty: Faulty, tmp_path: Path) -> None:
-    """Other requests are served while the refresh is in progress."""
-    url = faulty.put("/set.json", json.dumps({"version": 1, "refs": {"a": "old"}}).encode())
-    with mounted(url, tmp_path / "mnt", "allow=private") as root:
-        faulty.put("/set.json", json.dumps({"version": 1, "refs": {"a": "newer"}}).encode(), "slow", tag="2")
-        gives_up = subprocess.Popen([PROGRAM, "refresh", str(root)])
-        assert faulty.arrived.wait(60)
-        assert (root / "a").read_bytes() == b"old"
-        os.listdir(root)
-        gives_up.kill()
-        gives_up.wait()
-        others = [f"user.zarrfs.refresh:{token}" for token in ("one", "two")]  # as the command does
-        assert [json.loads(os.getxattr(root, name)) for name in others] == [{"state": "running"}] * 2
-        faulty.release()
-        until(lambda: all(b'"result"' in os.getxattr(root, name) for name in others))
-        assert (root / "a").read_bytes() == b"newer"
-
-
-def children_of(pid: int) -> list[int]:
-    """Return the pids of a daemon's running child processes."""
-    found = "".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
-    return [int(number) for number in found.split()]
-
-
-@pytest.mark.parametrize("ending", ["umount", "kill"])
-def test_the_child_preparing_a_version_ends_with_the_mount(ending: str, faulty: Faulty, tmp_path: Path) -> None:
-    url = faulty.put(f"/{ending}.json", json.dumps({"version": 1, "refs": {"a": "old"}}).encode())
-    root = tmp_path / "mnt"
-    root.mkdir()
-    assert run("mount", url, root, "-o", "allow=private").returncode == 0
-    faulty.put(f"/{ending}.json", json.dumps({"version": 1, "refs": {"a": "newer"}}).encode(), "slow", tag="2")
-    pid = daemon_pid(root)
-    os.kill(pid, signal.SIGHUP)
-    assert faulty.arrived.wait(60)
-    [child] = children_of(pid)
-    if ending == "kill":
-        os.kill(pid, signal.SIGKILL)
-    assert run("umount", root).returncode == 0
-    until(lambda: not alive(pid))
-    until(lambda: not alive(child))
 
 
 def told_of_state(manager: socket.socket) -> bytes:

@@ -17,13 +17,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import DATA, run
-from tests.faultproxy import FAULTS, FaultProxy, proxy
+from tests.faultproxy import FAULTS, FaultProxy
 from tests.mounts.mounting import alive, counters_of, mounted
 from tests.mounts.remotevalues import Outcome, cut, document, holdings, publish, read_all, wait_for, whole
 from tests.mounts.test_semantics import error_of
-from tests.servers import Nginx, nginx
-
-__all__ = ["nginx", "proxy"]
+from tests.servers import Nginx
 
 STALLS = "request_timeout=1s,read_timeout=20s,retries=6"  # for tests in which responses stall
 PATIENCE = "request_timeout=5s,read_timeout=60s,retries=6"
@@ -156,25 +154,6 @@ def start_readers(path: Path, count: int, length: int, direct: bool) -> tuple[su
 def joined(root: Path) -> int:
     """Return the number of reads that joined a block in flight."""
     return int(counters_of(root)["remote"]["cache"]["joins"])
-
-
-@pytest.mark.parametrize("direct", [False, True], ids=["page cache", "O_DIRECT"])
-def test_many_processes_read_one_block_with_one_request(
-    direct: bool, nginx: Nginx, proxy: FaultProxy, tmp_path: Path
-) -> None:
-    [value] = cut(publish(nginx.plain.root, "one.bin", 512 << 10), "v", 512 << 10)
-    source = document(tmp_path / "refs.json", {f"{proxy.url}/one.bin": [value]})
-    with mounted(source, tmp_path / "mnt") as root:
-        proxy.hold()
-        parent, _ = start_readers(root / value.key, 64, len(value), direct)
-        assert proxy.held.wait(60)
-        if direct:
-            wait_for(lambda: joined(root) >= 8)  # the kernel sends about a dozen of the reads at a time
-        proxy.release()
-        answers = dict(line.split(maxsplit=1) for line in parent.communicate(timeout=100)[0].splitlines())
-        digest = hashlib.sha256(value.data).hexdigest()
-        assert answers == {str(number): digest for number in range(64)}
-        assert proxy.paths["/one.bin"] == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

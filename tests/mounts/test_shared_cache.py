@@ -16,12 +16,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import run
-from tests.faultproxy import FaultProxy, proxy
+from tests.faultproxy import FaultProxy
 from tests.mounts.mounting import counters_of, daemon_pid, log_of, mount_lines, mounted
 from tests.mounts.remotevalues import DEAD, Value, cut, document, publish, read_all, wait_for, whole
-from tests.servers import Nginx, nginx
-
-__all__ = ["nginx", "proxy"]
+from tests.servers import Nginx
 
 KILLS = 12
 
@@ -95,18 +93,6 @@ def test_a_target_that_was_replaced_between_mounts_is_read_anew(nginx: Nginx, tm
         assert read_all(root, whole(new), 8).right == len(new)
 
 
-def test_cache_none_writes_nothing(nginx: Nginx, tmp_path: Path) -> None:
-    values = cut(publish(nginx.plain.root, "none.bin", 1 << 20), "v", 10_000, gap=0)
-    source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/none.bin": values})
-    for made in ("blocks", "indexes"):
-        (tmp_path / made).mkdir()
-    options = f"cache=none,cache_dir={tmp_path}/blocks,index_dir={tmp_path}/indexes"
-    with mounted(source, tmp_path / "mnt", options) as root:
-        assert read_all(root, whole(values), 8).right == len(values)
-    assert not os.listdir(tmp_path / "blocks")
-    assert not os.listdir(tmp_path / "indexes")
-
-
 # -- disks that fail
 
 
@@ -132,30 +118,6 @@ def test_a_full_disk_causes_one_warning_and_no_error(
         for _ in range(2):
             outcome = read_all(root, whole(values), 8)
             assert (outcome.right, outcome.failed) == (len(values), {})
-        wait_for(lambda: "WARNING" in log_of(root))
-        assert log_of(root).count("WARNING") == 1
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
-def test_blocks_are_evicted_from_a_disk_smaller_than_cache_size(
-    small_disk: Path, nginx: Nginx, tmp_path: Path
-) -> None:
-    values = cut(publish(nginx.plain.root, "small.bin", 16 << 20), "v", 64 << 10, gap=0)
-    source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/small.bin": values})
-    options = f"cache_dir={small_disk}/blocks,cache_size=1GiB,cache_min_free=0B,prefetch=0B"
-    with mounted(source, tmp_path / "mnt", options) as root:
-        outcome = read_all(root, whole(values), 8)
-        assert (outcome.right, outcome.failed) == (len(values), {})
-        wait_for(lambda: disk(root, "evicted") > 0 and disk(root, "bytes_written") > 2 << 20)
-
-
-def test_an_impossible_cache_directory_causes_one_warning_and_no_error(nginx: Nginx, tmp_path: Path) -> None:
-    values = cut(publish(nginx.plain.root, "nowhere.bin", 1 << 20), "v", 64 << 10, gap=0)
-    source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/nowhere.bin": values})
-    (tmp_path / "file").write_bytes(b"not a directory")
-    with mounted(source, tmp_path / "mnt", f"cache_dir={tmp_path}/file/blocks") as root:
-        outcome = read_all(root, whole(values), 8)
-        assert (outcome.right, outcome.failed) == (len(values), {})
         wait_for(lambda: "WARNING" in log_of(root))
         assert log_of(root).count("WARNING") == 1
 

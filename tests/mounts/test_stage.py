@@ -18,7 +18,6 @@ from tests.machine import without_others
 from tests.mounts.mounting import alive, daemon_pid, mounted
 from tests.mounts.staging import Node, eventually, is_mounted, kill, one_line
 from tests.mounts.staging import node as node
-from tests.servers import Faulty
 from tests.servers import faulty as faulty
 
 SOURCE = DATA / "zarr/v2_hier"
@@ -57,17 +56,6 @@ def test_a_mount_is_kept_in_use_until_it_is_unstaged(node: Node) -> None:
     assert not any(alive(int(str(report[name]))) for name in ("daemon", "keeper"))
 
 
-def test_a_staged_mount_is_never_idle(node: Node) -> None:
-    """The holder keeps the mount in use, so stage and run report that idle_timeout= has no effect."""
-    done = run("stage", "-o", "idle_timeout=1s", SOURCE, node.path / "input")
-    assert (done.returncode, "option idle_timeout: has no effect" in one_line(done.stderr)) == (0, True)
-    time.sleep(2)
-    assert is_mounted(node.path / "input")
-    assert unstaged(node.path / "input")
-    done = run("run", "-o", "idle_timeout=1s", SOURCE, "true")
-    assert (done.returncode, "option idle_timeout: has no effect" in one_line(done.stderr)) == (0, True)
-
-
 def test_unstage_keeps_a_directory_that_existed_before(node: Node) -> None:
     dest = node.path / "input"
     dest.mkdir()
@@ -75,14 +63,6 @@ def test_unstage_keeps_a_directory_that_existed_before(node: Node) -> None:
     unstaged(dest)
     assert dest.is_dir()
     assert node.clean()
-
-
-def test_the_holder_has_little_memory_and_few_descriptors(node: Node) -> None:
-    keeper = staged(node.path / "input")["keeper"]
-    text = Path(f"/proc/{keeper}/smaps_rollup").read_text()
-    assert int(text.split("Pss:")[1].split()[0]) < 6 << 10
-    links = {os.readlink(f"/proc/{keeper}/fd/{number}") for number in os.listdir(f"/proc/{keeper}/fd")}
-    assert links == {"/dev/null", str(node.path / "input")}
 
 
 @pytest.mark.parametrize("what", ["not empty", "file", "mount", "staged", "no source", "upper in use"])
@@ -133,22 +113,6 @@ def test_node_local_makes_the_destination_a_symlink(node: Node) -> None:
     assert unstaged(place) == [str(dest)]
     assert dest.stat().st_mode & 0o7777 == 0o750
     assert not dest.is_symlink()
-    assert node.clean()
-
-
-def test_a_writable_mount_is_never_placed_where_flux_deletes(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    flux, upper = node.path / "flux", node.path / "upper"
-    flux.mkdir()
-    monkeypatch.setenv("FLUX_JOB_TMPDIR", str(flux))
-    done = run("stage", SOURCE, flux / "work", "-o", f"upperdir={upper}")
-    assert "Flux deletes" in one_line(done.stderr)
-    (flux / "work/new").write_text("kept")
-    shutil.rmtree(flux)  # as Flux does at the end of a job: this removes the symlink, not the files behind it
-    assert (upper / "new").read_text() == "kept"
-    assert len(node.mounts()) == 1
-    refused = run("stage", SOURCE, node.path / "w2", "--node-local=" + str(flux), "-o", f"upperdir={upper}")
-    assert "no such directory" in one_line(refused.stderr)
-    unstaged("--all")
     assert node.clean()
 
 
@@ -203,15 +167,6 @@ def test_the_process_holding_a_mount_is_named_and_waited_for(node: Node) -> None
     assert run("unstage", dest).returncode == 1
 
 
-def test_lazy_detaches_a_mount_in_use(node: Node) -> None:
-    dest = node.path / "input"
-    staged(dest)
-    with open(dest / "gzip/.zarray", "rb") as file:
-        assert unstaged(dest, "--lazy") == [str(dest)]
-        assert not is_mounted(dest)
-        assert file.read() == (SOURCE / "gzip/.zarray").read_bytes()
-
-
 @pytest.mark.parametrize("what", ["daemon", "boot", "owner", "unmounted"])
 def test_unstage_removes_stale_mounts(what: str, node: Node) -> None:
     dest, owner = node.path / "input", subprocess.Popen(["sleep", "100"])
@@ -263,29 +218,6 @@ def test_a_holder_that_was_killed_is_replaced(node: Node) -> None:
     assert node.clean()
 
 
-def test_another_mount_at_the_same_place_is_kept(node: Node) -> None:
-    dest = node.path / "input"
-    dest.mkdir()
-    place = staged(dest)["place"]
-    subprocess.run(["umount", "-l", str(place)], check=True)
-    with mounted(SOURCE, dest):
-        assert unstaged("--stale") == [str(dest)]
-        assert is_mounted(dest)
-
-
-def test_processes_of_another_boot_are_left_alone(node: Node) -> None:
-    """After a reboot, an unrelated process may have the pid, and even the start time, of a recorded one."""
-    dest, other = node.path / "input", subprocess.Popen(["sleep", "100"])
-    report = staged(dest)
-    kill(int(str(report["keeper"])))
-    subprocess.run(["umount", "-l", dest], check=True)
-    start = int(Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[19])
-    change(node, report, boot="another", keeper=[other.pid, start])
-    assert unstaged("--stale") == [str(dest)]
-    assert other.poll() is None
-    kill_and_reap(other)
-
-
 def test_a_stopped_daemon_does_not_block_unstage(node: Node) -> None:
     dest = node.path / "input"
     daemon = int(str(staged(dest)["daemon"]))
@@ -297,38 +229,6 @@ def test_a_stopped_daemon_does_not_block_unstage(node: Node) -> None:
         os.kill(daemon, signal.SIGCONT)
     assert unstaged(dest)
     assert node.clean()
-
-
-@pytest.mark.parametrize("command", ["mount", "stage"])
-def test_a_mount_that_hangs_is_refused_as_a_mount_point(command: str, node: Node) -> None:
-    with mounted(SOURCE, node.path / "input") as dest:
-        daemon = daemon_pid(dest)
-        os.kill(daemon, signal.SIGSTOP)
-        try:
-            done = run(command, SOURCE, dest)
-        finally:
-            os.kill(daemon, signal.SIGCONT)
-        assert done.returncode == 1
-        assert "already a mount point" in one_line(done.stderr)
-
-
-def test_two_concurrent_unstage_commands_both_succeed(node: Node) -> None:
-    dest = node.path / "input"
-    staged(dest)
-    both = [subprocess.Popen([PROGRAM, "unstage", "--all", "--timeout", "60s"]) for _ in range(2)]
-    assert [one.wait() for one in both] == [0, 0]
-    assert node.clean()
-
-
-@pytest.mark.parametrize("how", ["--mount", "--copy"])
-def test_staging_a_silent_source_ends_with_the_timeout(how: str, node: Node, faulty: Faulty) -> None:
-    url = faulty.put("/slow.json", b"{}", forever="slow")
-    done = run("stage", how, url, node.path / "input", "--timeout", "1s", "--report", "-")
-    faulty.release()
-    assert (done.returncode, "--timeout" in one_line(done.stderr)) == (124, True)
-    assert "--timeout" in json.loads(done.stdout)["error"]
-    assert node.clean()
-    assert not (node.path / "input").exists()
 
 
 # Runs as `nobody`, in a mount namespace where every user may open /dev/fuse. Python may be installed in a directory

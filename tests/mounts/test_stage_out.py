@@ -119,24 +119,6 @@ def test_a_failure_names_its_key(node: Node, s3: S3) -> None:
     assert sorted(bad["key"] for bad in json.loads(done.stdout)["failed"]) == sorted(WRITTEN)
 
 
-def test_contradictory_arguments_are_refused(node: Node) -> None:
-    dest = job(node)
-    for said, words in {
-        "no destination": [dest], "give DEST, where": ["--to", node.path / "x"],
-        "only one": [dest, "--to", "x", "-O", "x.json"],
-        "nothing is staged there": [node.path / "other", "--to", node.path / "x"],
-        "cannot be written to": [dest, "--to", "https://example.org/x"], "unknown": [dest, "--to", "nosuch://x/y"],
-        "is to be archived": [dest, "-O", node.path / "upper/x.json", "--inline"],
-        "work, which is to be archived": [dest, "-O", dest / "x.json", "--inline"],
-        "is to be copied": [dest, "--to", dest / "in"], "upper, which is": [dest, "--to", node.path / "upper/in"],
-        "--blobs": [dest, "-O", node.path / "x.json"],
-    }.items():
-        done = run("stage-out", *words, "-q")
-        assert done.returncode == (1 if said.startswith("nothing") else 2)
-        assert (said if said != "only one" else "no destination") in one_line(done.stderr)
-    assert sorted(path.name for path in node.path.iterdir()) == ["local", "state", "upper", "work"]
-
-
 def test_an_upper_in_use_by_another_mount_is_refused(node: Node) -> None:
     upper, out = node.path / "upper", node.path / "out"
     upper.mkdir()
@@ -225,28 +207,3 @@ def test_links_that_are_there_are_not_followed(node: Node) -> None:
     report = json.loads(run("stage-out", dest, "--to", out, "--keep-going", "--report", "-").stdout)
     assert {one["key"] for one in report["failed"]} == {"new"}
     assert (out / ".zattrs").read_text() == "{}"
-
-
-def test_a_url_has_no_empty_directories_and_the_report_says_so(node: Node, s3: S3) -> None:
-    dest = furnished(node)
-    (dest / "link").unlink()
-    options = ["--option", ",".join(f"s3.{name}={value}" for name, value in s3.options.items())]
-    done = run("stage-out", dest, "--to", f"s3://{s3.bucket}/empty", *options, "--report", "-")
-    assert done.returncode == 0
-    assert json.loads(done.stdout)["empty_directories"] == ["empty/inner"]
-    assert "warning: left out: empty/inner: no URL has empty directories" in done.stderr
-
-
-def test_holes_are_preserved_and_the_blob_directory_is_created(node: Node) -> None:
-    upper = node.path / "changes"
-    upper.mkdir()
-    with (upper / "holes").open("wb") as file:
-        file.truncate(1 << 30)
-        file.write(b"x" * 5000)
-    done = run("stage-out", "--upperdir", upper, "--to", node.path / "out")
-    assert done.returncode == 0, done.stderr
-    status = (node.path / "out/holes").stat()
-    assert (status.st_size, status.st_blocks < 1000) == (1 << 30, True)
-    done = run("stage-out", "--upperdir", upper, "-O", node.path / "a.json", "--blobs", node.path / "blobs")
-    assert done.returncode == 0, done.stderr
-    assert len(os.listdir(node.path / "blobs")) == 1

@@ -21,9 +21,7 @@ from tests.conftest import run
 from tests.mounts.mounting import mounted
 from tests.mounts.test_remote_faults import settled
 from tests.mounts.test_semantics import error_of
-from tests.servers import Nginx, nginx
-
-__all__ = ["nginx"]
+from tests.servers import Nginx
 
 
 @pytest.fixture

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import itertools
-import pkgutil
 import zipfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,18 +12,14 @@ from typing import ClassVar
 import fsspec
 import pytest
 
-import zarrfs.store
 from tests.servers import S3, Nginx
 from tests.store.contract import StoreContract, Tree, WritableContract
 from zarrfs.config.options import Options
-from zarrfs.store.api import Store
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.index import IndexStore
 from zarrfs.store.indexfile import IndexWriter
-from zarrfs.store.overlay import Overlay
 from zarrfs.store.remote import FsspecStore
 from zarrfs.store.targets import Targets
-from zarrfs.store.unlisted import UnlistedStore
 
 _numbers = itertools.count()
 
@@ -178,13 +171,3 @@ class TestS3(RemoteContract):
         for key, value in tree.items():
             self.server.client.put_object(Bucket=self.server.bucket, Key=f"{name}/{key}", Body=value)
         return f"s3://{self.server.bucket}/{name}"
-
-
-def test_every_store_is_tested_here() -> None:
-    """Each new store class must be listed here, and tested here, in test_unlisted.py or in test_overlay.py."""
-    found = set()
-    for module in pkgutil.iter_modules(zarrfs.store.__path__, "zarrfs.store."):
-        for value in vars(importlib.import_module(module.name)).values():
-            if isinstance(value, type) and issubclass(value, Store) and not inspect.isabstract(value):
-                found.add(value)
-    assert found <= {FileSystemStore, IndexStore, FsspecStore, UnlistedStore, Overlay}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import random
 import zipfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -299,123 +298,6 @@ def test_a_read_anywhere_in_a_large_value_is_a_small_request(faulty: Faulty) -> 
         assert int(last) - int(first) < PART // 4
 
 
-def test_a_seek_cancels_prefetched_parts_in_flight(faulty: Faulty) -> None:
-    value = bytes(48 << 20)
-    url = faulty.put("/v", value)
-
-    async def check(files: RemoteFiles) -> None:
-        await files.read(url, 0, 1 << 20, 0, len(value))
-        faulty.put("/v", value, forever="slow")
-        with trio.fail_after(60):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(files.read, url, 4 << 20, 1 << 20, 0, len(value))
-                while files.stats()["in_flight"] < 4:  # the part that is read, and three ahead of it
-                    await trio.testing.wait_all_tasks_blocked(0.01)
-                nursery.cancel_scope.cancel()
-            faulty.put("/v", value)
-            await files.read(url, 40 << 20, 100, 0, len(value))
-            while files.stats()["in_flight"]:
-                await trio.testing.wait_all_tasks_blocked(0.01)
-        assert files.stats()["prefetch"]["dropped"] >= 3
-
-    using(check)
-
-
-def test_small_values_read_in_the_order_of_their_offsets_are_fetched_ahead(faulty: Faulty) -> None:
-    value = os.urandom(4 << 20)
-    url = faulty.put("/v", value)
-    size = 10_000
-
-    async def check(files: RemoteFiles) -> None:
-        for low in range(0, len(value) - size, size + 100):
-            assert await files.read(url, low, size, low, low + size) == value[low : low + size]
-        assert files.stats()["prefetch"]["used"] > 3
-
-    using(check)
-    assert faulty.gets() < 20
-    url = faulty.put("/another", value)
-
-    async def anywhere(files: RemoteFiles) -> None:
-        for number in random.Random(1).sample(range(400), 50):
-            low = number * size
-            assert await files.read(url, low, size, low, low + size) == value[low : low + size]
-
-    using(anywhere)
-    assert faulty.gets() == 50
-
-
-def test_neighbours_that_are_prefetched_are_one_request(faulty: Faulty) -> None:
-    value = os.urandom(1 << 20)
-    url = faulty.put("/v", value)
-    wanted = [(url, low, low + 1000) for low in random.Random(1).sample(range(0, 600_000, 1000), 600)]
-
-    async def check(files: RemoteFiles) -> None:
-        await files.prefetch(wanted)
-        assert faulty.gets() == 1
-        for _, low, high in wanted:
-            assert await files.read(url, low, 1000, low, high) == value[low:high]
-        await files.prefetch(wanted)
-        assert faulty.gets() == 1
-        assert files.stats()["merged"] == 599
-        assert files.stats()["prefetch"]["used"] == 600
-
-    using(check)
-
-
-@pytest.mark.parametrize(
-    ("options", "requests"),
-    [
-        (Options(coalesce_size=10_000), 10),
-        (Options(coalesce_gap=0), 100),
-        (Options(), 1),
-        (Options(host_requests=2, coalesce_gap=0), 100),
-    ],
-)
-def test_options_bound_the_coalescing_of_requests(faulty: Faulty, options: Options, requests: int) -> None:
-    value = os.urandom(200_000)
-    url = faulty.put("/v", value)
-
-    async def check(files: RemoteFiles) -> None:
-        await files.prefetch([(url, low, low + 900) for low in range(0, 100_000, 1000)])
-
-    using(check, options)
-    assert faulty.gets() == requests
-
-
-async def queued(files: RemoteFiles, count: int) -> None:
-    """Wait until at least `count` wants are waiting for a slot."""
-    for _ in range(3000):
-        if files.stats()["waiting"] >= count:
-            return
-        await trio.sleep(0.01)
-    raise AssertionError(files.stats())
-
-
-def test_wants_that_wait_for_a_slot_are_merged_and_readers_go_first(faulty: Faulty) -> None:
-    value = os.urandom(4 << 20)
-    url = faulty.put("/v", value, "slow")
-    size = 100_000
-
-    async def check(files: RemoteFiles) -> None:
-        async def one(number: int) -> None:
-            low = number * size
-            assert await files.read(url, low, size, low, low + size) == value[low : low + size]
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(one, 0)
-            await trio.to_thread.run_sync(faulty.arrived.wait)
-            nursery.start_soon(files.prefetch, [(url, low, low + size) for low in range(3_000_000, 3_500_000, size)])
-            await queued(files, 5)
-            for waiting, number in enumerate((3, 1, 4, 2), 6):  # no run of neighbours, which would start read-ahead
-                nursery.start_soon(one, number)
-                await queued(files, waiting)
-            faulty.release()
-
-    using(check, Options(host_requests=1))
-    ranges = [asked for _, _, asked in faulty.requests]
-    assert ranges == ["bytes=0-99999", "bytes=100000-499999", "bytes=3000000-3499999"]
-
-
 def test_with_stale_reread_a_target_that_changes_is_read_again(faulty: Faulty) -> None:
     url = faulty.put("/v", b"a" * 10_000)
 
@@ -488,14 +370,6 @@ def test_options_that_cannot_be_used_are_a_read_error() -> None:
         read("s3://x/y", options=Options(storage={"s3": {"nosuch": 1}}, retries=0))
     with pytest.raises(ReadError, match="cannot be used with these options"):
         read("memory://x/y", options=Options(storage={"memory": {"skip_instance_cache": True}}, retries=0))
-
-
-def test_options_reach_the_protocol_under_each_of_its_names(s3: S3) -> None:
-    s3.client.put_object(Bucket=s3.bucket, Key="names", Body=VALUE)
-    for name in ("s3", "s3a"):
-        for protocol in ("s3", "s3a"):
-            options = Options(storage={name: s3.options}, retries=0)
-            assert read(f"{protocol}://{s3.bucket}/names", options=options) == VALUE[10:110]
 
 
 def test_header_options_are_sent(faulty: Faulty) -> None:
@@ -634,14 +508,6 @@ def test_a_status_that_s3fs_has_no_error_for_is_no_outage(s3: S3, faulty: Faulty
         assert caught.type is ReadError
 
     using(one, options)
-    assert faulty.gets() <= gets
-
-
-@pytest.mark.parametrize(("fault", "gets"), [(500, 2), ("reset", 4)])  # aiohttp itself retries after a reset
-def test_libraries_do_not_retry_s3_requests(s3: S3, faulty: Faulty, fault: object, gets: int) -> None:
-    faulty.put("/tests/v", VALUE, forever=fault)
-    with pytest.raises(ReadError, match="2 attempts"):
-        read("s3://tests/v", options=dataclasses.replace(s3_options(s3, endpoint_url=faulty.url), retries=1))
     assert faulty.gets() <= gets
 
 
