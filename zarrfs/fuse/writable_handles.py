@@ -270,8 +270,8 @@ class HandleOperations(AttributeOperations):
             cleared &= ~stat.S_ISGID
         if cleared == mode:
             return
-        os.fchmod(descriptor, cleared)
-        with contextlib.suppress(OSError):  # the kernel has forgotten the inode meanwhile
+        with contextlib.suppress(OSError):  # another owner's file, whose bits a write clears; or a forgotten inode
+            os.fchmod(descriptor, cleared)
             pyfuse3.invalidate_inode(InodeT(inode), attr_only=True)
 
     def _opened_file(self, descriptor: int, inode: int) -> FileInfo:
