@@ -248,11 +248,11 @@ def test_values_of_toml_are_read(user: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("HOME", "/home/joe")
     write(
         user, 'options = {compat = true, retries = 9, request-timeout = 2.5, umask = "0022", cache_size = "5GiB", '
-        'workers = 8, cache_dir = "~/blocks", index_dir = "index", blobs = ["blobs", "https://host/b"]}'
+        'cache_dir = "~/blocks", index_dir = "index", blobs = ["blobs", "https://host/b"]}'
     )  # fmt: skip
     found = held()
     assert (found.compat, found.retries, found.request_timeout, found.umask) == (True, 9, 2.5, 0o022)
-    assert (found.cache_size, found.cache_dir, found.workers) == (5 << 30, "/home/joe/blocks", 8)
+    assert (found.cache_size, found.cache_dir) == (5 << 30, "/home/joe/blocks")
     assert found.index_dir == f"{user.parent}/index"
     assert found.blobs == (f"{user.parent}/blobs", "https://host/b")
 

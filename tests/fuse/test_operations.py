@@ -19,9 +19,7 @@ from pyfuse3 import FlagT, InodeT
 from tests.fuse.test_versions import CONTEXT, PausedStore
 from zarrfs.config.options import Options
 from zarrfs.fuse.operations import Operations
-from zarrfs.fuse.shared import Shared
 from zarrfs.fuse.versions import StoreVersion
-from zarrfs.fuse.worker import WorkerOperations
 from zarrfs.store.directory import FileSystemStore
 
 
@@ -66,29 +64,6 @@ def test_an_open_file_keeps_its_attributes(change: Callable[[Path], None], root:
             await mount.getattr(inode, CONTEXT)
         assert caught.value.errno in (errno.ESTALE, errno.ENOTDIR)
         await mount.aclose()
-
-    trio.run(body)
-
-
-@pytest.mark.promise("S55")
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_file_that_another_process_has_open_keeps_its_attributes(
-    change: Callable[[Path], None], root: Path
-) -> None:
-    async def body() -> None:
-        shared = Shared(2)
-        opener, other = (
-            WorkerOperations(FileSystemStore(str(root)), Options(), {}, lambda: None, shared, process)
-            for process in range(2)
-        )
-        inode = await look_up(opener)
-        opened = await opener.open(inode, FlagT(os.O_RDONLY), CONTEXT)
-        change(root)
-        assert (await other.getattr(inode, CONTEXT)).st_size == 5
-        await opener.release(opened.fh)
-        other._sweep()
-        await opener.aclose()
-        await other.aclose()
 
     trio.run(body)
 

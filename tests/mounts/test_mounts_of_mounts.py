@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import run
-from tests.mounts.manyworkers import stopped
 from tests.mounts.mounting import daemon_pid, log_of, mount_lines, until
 
 _READ = """
@@ -52,6 +51,16 @@ def _abort_all() -> None:
                     Path(control, str(number), "abort").write_text("1")
         finally:
             subprocess.run(["umount", control], check=True)
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    try:
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def document(path: Path, refs: dict[str, object]) -> Path:

@@ -205,9 +205,7 @@ class DiskBlocks:
                     return None, self._cache.version(target, 0.0, now) is not None
                 if self._pins.is_longer(at, known.size):  # readers were shown a smaller size
                     return None, True
-                since = self.options.targets_since  # another process of this mount may have read this version
-                certain = bool(since) and self._cache.version(target, since, now) is not None
-                pin = self._pins.put(at, Pin(known.tag, known.size, certain, noted=True))
+                pin = self._pins.put(at, Pin(known.tag, known.size, certain=False, noted=True))
             version = pin.version
         if version is None:
             return None, False

@@ -113,9 +113,7 @@ class Pins:
     def _change(self, wanted: BlockRequest, found: Fetched, pin: Pin) -> None:
         """Accept that a target has another version than its pin, or raise TargetChanged."""
         version = version_from(found.tag, found.total)
-        if self.remember is not None and version is not None and not self.options.targets_since:
-            # The next process that opens the target starts with the new version. Not with targets_since: then all
-            # processes of the mount read the version that is on disk.
+        if self.remember is not None and version is not None:  # the next process that opens the target starts with it
             self.remember(wanted, version)
         if pin.certain and self.options.stale == "error":
             raise TargetChanged(wanted.system.shown(wanted.path), "has changed since it was first read")

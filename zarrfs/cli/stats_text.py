@@ -20,9 +20,7 @@ HOSTS = 5  # servers that are listed
 
 def table(counted: Statistics) -> Iterator[str]:
     """Yield lines about all counters that the mount has."""
-    workers = counted.number("workers") or 1
-    processes = f", {workers:.0f} processes" if workers > 1 else ""
-    source = f"{printable(counted.source)} ({counted.kind}, pid {counted.pid}{processes})"
+    source = f"{printable(counted.source)} ({counted.kind}, pid {counted.pid})"
     yield from _line("mount", f"{printable(counted.mountpoint)}: {source}")
     yield from _line("served", _bytes(counted, "bytes"), _listed(counted, read="reads"))
     errors = counted.counters.get("errors") or {}

@@ -22,7 +22,6 @@ from zarrfs.config.values import (
     natural,
     niceness,
     place_name,
-    processes,
     seconds,
     statuses,
     user_id,
@@ -34,7 +33,7 @@ SECTIONS = ("options", "storage", "source")
 NEVER = ("config", "notify_pipe", "storage_options")
 # Options whose value two sources must not share.
 OF_ONE_SOURCE = ("upperdir", "pid_file", "fsname", "base", "type", "foreground", "metrics")
-NUMBERS = (lifetime, natural, niceness, processes, seconds, statuses, user_id)  # parsers that take a TOML number
+NUMBERS = (lifetime, natural, niceness, seconds, statuses, user_id)  # parsers that take a TOML number
 _SCHEME = re.compile(r"[A-Za-z0-9+.-]+:")  # matches text that is not a path
 _NAME = re.compile(r"[^\s/:#?]+")
 

@@ -12,7 +12,6 @@ from zarrfs.config.removed import removed_option
 from zarrfs.config.storage import absolute, check_storage, is_known, storage_value
 from zarrfs.config.values import (
     ALLOWED,
-    AUTO,
     FOREVER,
     PLACE,
     allowed,
@@ -28,7 +27,6 @@ from zarrfs.config.values import (
     octal,
     path,
     paths,
-    processes,
     seconds,
     size,
     statuses,
@@ -239,8 +237,7 @@ class Options:
     )
     host_requests: int = _option(
         "fetch", "Network", 32, natural, "N",
-        "Send up to N requests to one server at a time, each process of workers= by itself. Lower it if the server "
-        "throttles.", bounds=("1", "10000"),
+        "Send up to N requests to one server at a time. Lower it if the server throttles.", bounds=("1", "10000"),
     )
     host_bytes: int = _option(
         "fetch", "Network", 128 << 20, size, "SIZE",
@@ -394,10 +391,6 @@ class Options:
         "mount", "Daemon", None, niceness, "N",
         "Run the daemon at this niceness. Default: -5 if permitted (as root), since readers wait for the daemon.",
     )
-    workers: int = _option(
-        "mount", "Daemon", 1, processes, "N",
-        "Answer a read-only mount with N processes, or with as many as it needs: auto.",
-    )
     fsname: str | None = _option(
         "mount", "Daemon", None, text, "NAME", "Show NAME as the source in the output of mount(8). Default: SOURCE."
     )
@@ -407,9 +400,6 @@ class Options:
     )
     # internal: cached facts about targets from before this time (seconds since 1970) are stale; set by a refresh
     asked_since: float = 0.0
-    # internal, for mounts with several processes: a local target that was changed after this time is refused, because
-    # some of the processes might still read an earlier version
-    targets_since: float = 0.0
     # internal: which outages are waited for until read_timeout: "none", those of a server that has "answered" before,
     # or "all"
     wait_for_outages: str = "answered"
@@ -475,8 +465,6 @@ def written(name: str, value: Any) -> str:
         return "none"
     if parser is storage_options:
         return "***"
-    if parser is processes and value == AUTO:
-        return "auto"
     if isinstance(value, tuple):
         return ",".join(without_secrets(str(one)) for one in value)
     if isinstance(value, bool):

@@ -16,6 +16,7 @@ OPTIONS: Mapping[str, str] = {
     "record": "nothing is recorded; set cache_dir= and read the keys once",
     "strict": "a bad entry fails when it is read, and `zarrfs check` lists all of them",
     "warm": "set cache_dir= and read the keys once",
+    "workers": "chunks are decoded by threads of one process; for more, let several mounts share one cache_dir=",
 }
 # the command as typed, such as "refs merge"
 COMMANDS: Mapping[str, str] = {

@@ -47,7 +47,6 @@ def seconds(text: str) -> float:
     return sum(float(number) * _SECONDS[unit] for number, unit in parts)
 
 
-AUTO = 0  # a number of processes that adapts to the load
 FOREVER = 315_360_000.0  # seconds: ten years
 
 
@@ -75,15 +74,6 @@ def natural(text: str) -> int:
     """Parse a whole number, 0 or more."""
     if not re.fullmatch(r"[0-9]{1,18}", text):
         raise ValueError("a whole number")
-    return int(text)
-
-
-def processes(text: str) -> int:
-    """Parse a number of processes from 1 to 256, or auto, which is 0."""
-    if text == "auto":
-        return AUTO
-    if not re.fullmatch(r"[0-9]{1,3}", text) or not 1 <= int(text) <= 256:
-        raise ValueError("a whole number from 1 to 256, or auto")
     return int(text)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
@@ -13,9 +13,6 @@ from zarrfs.daemon.refreshing import Refresher
 from zarrfs.errors import UsageError
 from zarrfs.fuse.operations import Operations
 from zarrfs.sources import absolute_options
-
-if TYPE_CHECKING:
-    from zarrfs.daemon.workers import Team
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +26,8 @@ _NOT_OURS = KERNEL_FLAGS | IGNORED | REMOUNT_ONLY | {"remount", "rw", "ro"}
 class LiveOptions:
     """The current options of one mount."""
 
-    def __init__(
-        self, operations: Operations, refresher: Refresher, options: Options, team: Team | None = None
-    ) -> None:
-        self.options, self._team = options, team
+    def __init__(self, operations: Operations, refresher: Refresher, options: Options) -> None:
+        self.options = options
         self._operations, self._refresher = operations, refresher
 
     async def apply(self, text: str) -> dict[str, Any]:
@@ -47,11 +42,9 @@ class LiveOptions:
             self._refresher.options, memory_limit=self.options.memory_limit, array_cache=self.options.array_cache
         )
         of_store = dataclasses.replace(of_store, **changes)
-        self._refresher.options = of_store if self._team is None else self._team.share(of_store)
+        self._refresher.options = of_store
         for version in self._operations.versions:
             version.adjust(self._refresher.options)
-        if self._team is not None and changes:
-            await self._team.adjust(self._refresher.options)
         if "log_level" in changes:
             logging.getLogger("zarrfs").setLevel(self.options.log_level.upper())
         if changes:

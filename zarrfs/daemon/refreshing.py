@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
@@ -23,10 +23,7 @@ from zarrfs.errors import SourceError, ZarrfsError, internal_error
 from zarrfs.fuse.operations import Operations
 from zarrfs.fuse.pagecache import Pusher
 from zarrfs.fuse.versions import StoreVersion
-from zarrfs.sources import discard, fingerprint, one_process, open_plan, plan_source
-
-if TYPE_CHECKING:
-    from zarrfs.daemon.workers import Team
+from zarrfs.sources import discard, fingerprint, open_plan, plan_source
 
 log = logging.getLogger(__name__)
 
@@ -35,14 +32,12 @@ class Refresher:
     """The refreshes of one mount, one at a time. `options` are those with which a new version is opened."""
 
     def __init__(
-        self, operations: Operations, plan: Plan, options: Options, device: int | None,
-        team: Team | None = None,
-    ) -> None:  # fmt: skip
-        """`device` is the st_dev of the mount, `team` its workers, if it has any."""
+        self, operations: Operations, plan: Plan, options: Options, device: int | None
+    ) -> None:
+        """`device` is the st_dev of the mount."""
         self.options = options
         self._operations, self._plan = operations, plan
         self.device = device
-        self._team = team
         self._lock = trio.Lock()
 
     @property
@@ -91,14 +86,11 @@ class Refresher:
     async def _refresh(self, force: bool) -> bool:
         operations, old = self._operations, self._operations.current
         options = dataclasses.replace(self.options, asked_since=time.time())
-        if self._team is not None:
-            options = dataclasses.replace(options, targets_since=options.asked_since)
         plan = await trio.to_thread.run_sync(self._plan_again, options, abandon_on_cancel=True, limiter=CONTROL)
-        shown = False
         try:
-            if _same(plan, self._plan) and not (force or operations.changed):
+            if _same(plan, self._plan) and not (force or old.changed):
                 return False
-            store = open_plan(plan if self._team is None else dataclasses.replace(plan, temporary=False), options)
+            store = open_plan(plan, options)
             if plan.kind != self._plan.kind or store.immutable != old.store.immutable:
                 await store.aclose()
                 rule = f"was {self._plan.kind} and is {plan.kind} now: unmount it and mount it again"
@@ -108,33 +100,15 @@ class Refresher:
             version = StoreVersion(store, options)
             version.pusher = Pusher(store) if old.pusher is not None else None
             version.adjust(self.options)  # options may have changed meanwhile
-            if self._team is not None:
-                options = dataclasses.replace(
-                    self.options, asked_since=options.asked_since, targets_since=options.targets_since
-                )
-                await self._team.show(plan, options, version)
-                # only now, as clients looked up names of the old version until then
-                known = operations.inodes.known()
-                version.adjust(self.options)
-            else:
-                known = operations.inodes.known()
-                operations.show(version)
-                operations.begin(version, version.get_ready)
-            shown = True
+            known = operations.inodes.known()
+            operations.show(version)
+            operations.begin(version, version.get_ready)
         finally:
-            if self._team is None or not shown:
-                discard(plan)  # the store keeps the removed index open
-        if self._team is None:  # with a team, a new worker may still have to open the old version
-            self.discard_plan()
+            discard(plan)  # the store keeps the removed index open
+        discard(self._plan)
         self._plan = plan
         await invalidate_names(operations, known)
         return True
-
-    def discard_plan(self) -> None:
-        """Remove temporary indexes. Afterwards no new worker can open a version that has one."""
-        discard(self._plan)
-        if self._team is not None:
-            self._team.discard_older()
 
     def _check_place(self, plan: Plan) -> None:
         """Raise SourceError if this mount is mounted over its own source, which it then cannot read again."""
@@ -148,13 +122,9 @@ class Refresher:
         plan = dataclasses.replace(plan_source(named, options), named=named)
         try:
             self._check_place(plan)
-            why = None if self._team is None else one_process(plan, options)
         except BaseException:
             discard(plan)
             raise
-        if why is not None:
-            discard(plan)
-            raise SourceError(plan.source, f"{why}: unmount it and mount it again")
         return plan
 
 
@@ -164,5 +134,5 @@ def _same(plan: Plan, other: Plan) -> bool:
         return False
     return plan == dataclasses.replace(
         other, index=plan.index, mtime_ns=plan.mtime_ns, temporary=plan.temporary, digest=plan.digest,
-        warnings=plan.warnings, single_process=plan.single_process,
+        warnings=plan.warnings,
     )  # fmt: skip

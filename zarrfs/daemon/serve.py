@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyfuse3
 import trio
@@ -35,9 +35,6 @@ from zarrfs.system import fusemount, mounts
 from zarrfs.system.memory import freeze_garbage_collector, trim
 from zarrfs.system.own_mount import OWN_MOUNT
 from zarrfs.system.processes import allow_descriptors, end_with_parent
-
-if TYPE_CHECKING:
-    from zarrfs.daemon.workers import Team
 
 log = logging.getLogger(__name__)
 
@@ -66,60 +63,31 @@ def serve(
     writable = options.upperdir is not None and not options.ro
     about = {"pid": os.getpid(), "source": plan.source, "kind": plan.kind, "writable": writable}
     announce = functools.partial(_announce, options, ready)
-    several = options.workers != 1 and not plan.single_process
-    if not several:
-        of_store = dataclasses.replace(of_store, workers=1)
-    if several:
-        from zarrfs.fuse.workerloop import Front
-
-        served: Any = Front()
-    else:
-        store = open_plan(plan, of_store)
-        served = operations = _operations(store, options, about, announce)
+    operations = _operations(open_plan(plan, of_store), options, about, announce)
     watch = exporters.Watch(exporters.exporter(options.metrics), mountpoint, about)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until _signals() handles them: they would leave a dead mount
     try:
         device_file = fusemount.attach(options.fsname or plan.source, mountpoint, options, kernel, writable)
         try:
-            pyfuse3.init(served, f"/dev/fd/{device_file}", {"allow_root"} if options.allow_root else set())
+            pyfuse3.init(operations, f"/dev/fd/{device_file}", {"allow_root"} if options.allow_root else set())
         except BaseException:
             os.close(device_file)  # so that the mount is dead, and the caller unmounts it
             raise
     except BaseException:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         raise
-    team, waiting, refresher = None, None, None
     try:
         mount = mounts.mount_at(mountpoint)
         device = os.makedev(*map(int, mount.device.split(":"))) if mount is not None else None
         OWN_MOUNT.serve(device)
         if detach:
             os.setsid()  # only after the mount: autofs lets accesses of the mounting process group pass
-        if several:
-            from zarrfs.daemon import workers
-
-            team = workers.Team.of(served, device_file, device, mountpoint, about, options, plan, of_store)
-            if team is not None:
-                of_store = team.options
-            store = open_plan(plan if team is None else team.plan, of_store)
-            if team is None:
-                operations = _operations(store, options, about, announce)
-            else:
-                operations, waiting = team.first(store, announce)
-            served.operations = operations
-        refresher = Refresher(operations, plan, of_store, device, team)
+        refresher = Refresher(operations, plan, of_store, device)
         gc.collect()
         freeze_garbage_collector()
-        arguments = mountpoint, options, watch, team, waiting, several
-        trio.run(_main, operations, refresher, *arguments)
-    except BaseException:
-        if team is not None:
-            team.kill()  # workers would keep the mount alive, but the caller unmounts only a dead mount
-        raise
+        trio.run(_main, operations, refresher, mountpoint, options, watch)
     finally:
         pyfuse3.close(unmount=False)
-        if several and refresher is not None:  # until now, a new worker might have had to open the index
-            refresher.discard_plan()
 
 
 def _set_priority(nice: int | None) -> None:
@@ -179,16 +147,15 @@ def _announce(options: Options, ready: Callable[[], None]) -> None:
 
 async def _main(
     operations: Operations, refresher: Refresher, mountpoint: str, options: Options,
-    watch: exporters.Watch, team: Team | None,
-    waiting: sessionloop.Waiting | None, begun: bool,
+    watch: exporters.Watch,
 ) -> None:  # fmt: skip
-    live, began = LiveOptions(operations, refresher, options, team), time.monotonic()
+    live, began = LiveOptions(operations, refresher, options), time.monotonic()
     owner = _owner(options.owner)  # before the mount is announced, because a thread of the owner may end after that
     try:
         async with trio.open_nursery() as nursery:
             operations.background = nursery
             operations.control = Control(nursery, refresher.refresh, live.apply)
-            await nursery.start(_signals, operations, refresher, mountpoint, options, team)
+            await nursery.start(_signals, operations, refresher, mountpoint, options)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             nursery.start_soon(_widen, operations, mountpoint, options)
             operations.begin(operations.current, operations.current.get_ready)
@@ -197,13 +164,7 @@ async def _main(
             nursery.start_soon(_unmount_when_idle, operations, live, mountpoint, refresher.device)
             if owner is not None:
                 nursery.start_soon(_end_with_owner, owner, mountpoint, refresher.device)
-            if team is not None:
-                nursery.start_soon(team.run)
-            if begun:
-                operations.init()
-            await sessionloop.run(waiting)
-            if team is not None:
-                await team.close()
+            await sessionloop.run()
             nursery.cancel_scope.cancel()
     finally:
         notify.notify_manager("STOPPING=1")
@@ -254,13 +215,13 @@ async def _unmount_when_idle(
     timeout. Requests that the kernel answers from its caches do not reach the daemon, so they do not count as use. Nor
     do statfs and extended attributes, which monitoring reads.
     """
-    uses, since = operations.all_uses, trio.current_time()
+    uses, since = operations.uses, trio.current_time()
     while True:
         limit = live.options.idle_timeout or None  # 0: never
         await trio.sleep(_IDLE_MOST if limit is None else min(max(limit / 8, _IDLE_LEAST), _IDLE_MOST))
         now = trio.current_time()
-        if operations.open_handles or operations.all_uses != uses:
-            uses, since = operations.all_uses, now
+        if operations.open_handles or operations.uses != uses:
+            uses, since = operations.uses, now
         elif limit is not None and now - since >= limit:
             try:
                 await trio.to_thread.run_sync(mounts.unmount_own, mountpoint, device, limiter=CONTROL)
@@ -299,7 +260,6 @@ async def _signals(
     refresher: Refresher,
     mountpoint: str,
     options: Options,
-    team: Team | None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Handle signals: TERM and INT unmount, HUP reopens the log and refreshes, USR1 logs statistics and tasks."""
@@ -309,8 +269,6 @@ async def _signals(
             try:
                 if number == signal.SIGHUP:
                     logs.reopen()
-                    if team is not None and operations.background is not None:
-                        operations.background.start_soon(team.reopen_logs)
                     if refresher.refusal is not None:
                         log.warning("%s", refresher.refusal)
                     elif operations.background is not None and not refresher.pending:

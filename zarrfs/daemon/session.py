@@ -21,12 +21,12 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from zarrfs.config.options import Options, Parsed, written
+from zarrfs.config.options import Options, Parsed
 from zarrfs.config.redaction import without_secrets
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import MountError, UsageError, ZarrfsError, reason_of
 from zarrfs.metrics import logs
-from zarrfs.sources import absolute_options, absolute_source, discard, one_process, plan_source
+from zarrfs.sources import absolute_options, absolute_source, discard, plan_source
 from zarrfs.system import fusemount, mounts, requirements
 from zarrfs.system.processes import close_descriptors, end_with_parent, leave_directory, readable
 
@@ -49,7 +49,6 @@ def mount(
     encoding = sys.getfilesystemencoding()
     if encoding != "utf-8":  # names in stores are UTF-8, and would not match the decoded names of requests
         raise UsageError(f"this Python reads file names as {encoding}: start it with PYTHONUTF8=1, or LC_ALL=C.UTF-8")
-    _check_workers(options, parsed.writable)
     if parsed.writable and options.view is not None and options.upperdir is None:
         raise UsageError("option view: views are read-only; with upperdir=DIR changes are stored in DIR")
     if options.foreground:
@@ -93,10 +92,6 @@ def _mount_plan(plan: Plan, source: str, mountpoint: str, parsed: Parsed, tell: 
         raise MountError(f"{mountpoint}: lies inside the source {plan.source}: the mount would contain itself")
     for warning in plan.warnings:
         tell(f"warning: {plan.source}: {warning}")
-    if options.workers != 1 and (why := one_process(plan, options)):
-        tell(f"warning: workers={written('workers', options.workers)}: {why}: one process answers the mount")
-        # not in the options, which a remount compares with fstab
-        plan = dataclasses.replace(plan, single_process=True)
     for_others = os.geteuid() == 0 and options.allow_other
     if for_others and plan.kind == "references" and not (plan.origin or options.allow_path):
         tell(f"warning: {plan.source}: local targets are refused, as root mounts for others: give allow_path=")
@@ -110,8 +105,7 @@ def _mount_plan(plan: Plan, source: str, mountpoint: str, parsed: Parsed, tell: 
     plan = dataclasses.replace(plan, named=absolute_source(source))
     run = mount_foreground if options.foreground else mount_background
     run(plan, mountpoint, options, parsed.kernel)
-    if options.workers == 1 or plan.single_process:  # with several processes, serve() discards it
-        discard(plan)
+    discard(plan)
 
 
 def _check_order(source: str, mountpoint: str) -> None:
@@ -133,16 +127,6 @@ def _check_order(source: str, mountpoint: str) -> None:
 
     if is_zarr(mountpoint):
         raise MountError(f"{mountpoint}: is a Zarr store, and {source} is empty: {swapped}")
-
-
-def _check_workers(options: Options, writable: bool) -> None:
-    """Raise UsageError for options that require a mount with one process."""
-    if options.workers == 1:
-        return
-    for name, given in ("rw", writable), ("upperdir", options.upperdir):
-        if given:
-            rule = "a mount with it is answered by one process (leave workers out)"
-            raise UsageError(f"option workers={written('workers', options.workers)}: {name}: {rule}")
 
 
 def _check_upper(upper: str, plan: Plan, mountpoint: str) -> None:

@@ -28,7 +28,6 @@ class Plan:
     blobs: tuple[str, ...] = ()  # sources of blobs, unless -o blobs= names others
     about: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of a repository: facts for `zarrfs info`
     named: str = ""  # of a mount: the source as the user named it, to plan it again from any directory; never printed
-    single_process: bool = False  # of a mount: served by one process, whatever workers= says
 
 
 def discard(plan: Plan) -> None:

@@ -41,7 +41,6 @@ class DirectoryHandle:
         self._prepared: list[Listed] | None = None  # the piece after this one
         self._failure: Exception | None = None  # raised by the listing after the entries fetched so far
         self._lock = trio.Lock()  # a generator can run only once at a time
-        self._reached = 0, ""  # the position that another process has reached, and the name before it
 
     async def entries(self, position: int, more: bool = False) -> list[Listed]:
         """Return some entries from `position` on; [] at the end. Position 0 restarts the listing.
@@ -62,20 +61,6 @@ class DirectoryHandle:
     def sent(self, position: int) -> None:
         """Note that the kernel has received the entries before `position`. It sends FORGETs for their inodes."""
         self._sent = position
-
-    def resume(self, position: int, name: str) -> None:
-        """Note that another process has sent the entries before `position`, the last of which is `name`."""
-        self._reached = position, name
-        if self._sent == position and self.place != self._reached:  # the client has called rewinddir meanwhile
-            self._sent = -1  # so that entries() seeks
-
-    @property
-    def place(self) -> tuple[int, str] | None:
-        """The position up to which entries were sent, and the name before it; None if the name is not known."""
-        if self._sent == 0:
-            return 0, ""
-        at = self._sent - self._start
-        return (self._sent, self._piece[at - 1].info.name) if 0 < at <= len(self._piece) else None
 
     @property
     def wants_more(self) -> bool:
@@ -109,8 +94,6 @@ class DirectoryHandle:
             del self._before[1:]
         mark = min(position // _PIECE, len(self._before) - 1)
         start, after = mark * _PIECE, self._before[mark]
-        if start < self._reached[0] <= position:
-            start, after = self._reached
         self._start = self._sent = start
         self._listing = cast(AsyncGenerator[Info, None], self._store.list_dir(self.key, after))
         await self._read_on()

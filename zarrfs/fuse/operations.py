@@ -79,7 +79,7 @@ def handler(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutin
     async def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
         operations = cast(Operations, args[0])
         operations.uses += use
-        version = operations.visible()
+        version = operations.current
         version.users += 1
         try:
             return await method(*args, **kwargs)
@@ -87,7 +87,7 @@ def handler(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutin
             raise
         except Exception as exc:
             if isinstance(exc, TargetChanged):
-                operations.note_change(version)
+                version.changed = True
             key = ""
             with contextlib.suppress(Exception):
                 key = operations.describe(operation, *args[1:3])
@@ -199,11 +199,6 @@ class Operations(pyfuse3.Operations):
         """The number of open files and directories."""
         return len(self._files) + len(self._directories)
 
-    @property
-    def all_uses(self) -> int:
-        """The number of requests so far, except those in _MONITORING, to all processes that answer the mount."""
-        return self.uses
-
     def stats(self) -> dict[str, Any]:
         """Return the counters of requests and of the store for `zarrfs stats`. Totals include closed versions."""
         own = {"inodes": len(self.inodes), "open_files": self.open_handles, **self.counters}
@@ -304,11 +299,9 @@ class Operations(pyfuse3.Operations):
                 return
             start_id += 1
         while piece := await directory.entries(start_id - 2, start_id > first):
-            self.visible()  # with workers, this switches to a version that a refresh has made visible meanwhile
             for name, info, inode in piece:
                 if self._forgot_size(info, inode) and not directory.old:
                     await self._recall_size(self.store, join_key(directory.key, info.name), inode)
-                    self.visible()  # as above
                 if info.size is None and not unsized:
                     unsized = True
                     self._stat_ahead.listed(directory.key)
@@ -342,7 +335,6 @@ class Operations(pyfuse3.Operations):
         pages = None if self.inodes.is_old(inode) else await self._open(version, file)
         if file.value is not None and inode in self.inodes.unsized and not self.inodes.is_old(inode):
             self._keep_size(inode, file.value.size)
-        self.visible()  # with workers, this switches to a version that a refresh has made visible meanwhile
         if self.inodes.is_old(inode):  # a refresh may have replaced the version meanwhile
             self._close_file(file)
             raise pyfuse3.FUSEError(errno.ESTALE)
@@ -458,19 +450,6 @@ class Operations(pyfuse3.Operations):
         """The visible version, and all replaced ones that are still in use."""
         return [self.current, *self._retired]
 
-    def visible(self) -> StoreVersion:
-        """Return the version that answers requests now. With workers, first switch to it (worker.py)."""
-        return self.current
-
-    def note_change(self, version: StoreVersion) -> None:
-        """Note that a read found a changed target. The next refresh then also reopens an unchanged document."""
-        version.changed = True
-
-    @property
-    def changed(self) -> bool:
-        """Return whether a read of the visible version has found a changed target."""
-        return self.current.changed
-
     @property
     def store(self) -> Store:
         """The visible store."""
@@ -539,10 +518,10 @@ class Operations(pyfuse3.Operations):
             try:
                 info = await version.store.info(key, sized)
             except ZarrfsError:
-                if version is self.visible():
+                if version is self.current:
                     raise
             else:
-                if version is self.visible():
+                if version is self.current:
                     return info
             finally:
                 self.leave(version)

@@ -22,14 +22,13 @@ _MOMENT = 2.0  # seconds for requests in flight to finish after an unmount
 _TASKS = 64, 1024
 
 
-async def run(waiting: Waiting | None = None) -> None:
+async def run() -> None:
     """Serve requests until the file system is unmounted, as pyfuse3.main() does.
 
     Requests in flight are cancelled a moment after the unmount: no client receives their replies, and they may be
     waiting for an unreachable server.
     """
-    waiting = pyfuse3.trio = waiting or Waiting()  # type: ignore[attr-defined]
-    waiting.open()
+    waiting = pyfuse3.trio = Waiting()  # type: ignore[attr-defined]
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_end, waiting, nursery.cancel_scope)
@@ -37,7 +36,6 @@ async def run(waiting: Waiting | None = None) -> None:
             nursery.cancel_scope.cancel()
     finally:
         pyfuse3.trio = trio  # type: ignore[attr-defined]
-        waiting.close()
 
 
 def _most_tasks() -> int:
@@ -91,12 +89,6 @@ class Waiting:
         self.unmounted = trio.Event()
         self._polls: dict[int, select.poll] = {}
 
-    def open(self) -> None:
-        """Begin to wait for requests; called in the trio loop."""
-
-    def close(self) -> None:
-        """Undo open()."""
-
     def Lock(self) -> Lock:
         """Return a lock with the part of trio.Lock's interface that pyfuse3 uses."""
         return Lock(self)
@@ -106,24 +98,19 @@ class Waiting:
 
         After AT_ONCE pending requests in a row the scheduler runs once.
         """
-        poll = self.poll_of(descriptor)
-        if self.taken < AT_ONCE and (found := poll.poll(0)):
-            self.look(found)
-            self.taken += 1
-            return
-        self.taken = 0
-        await trio.lowlevel.wait_readable(descriptor)
-        self.look(poll.poll(0))
-
-    def poll_of(self, descriptor: int) -> select.poll:
-        """Return the poll object for a descriptor."""
         poll = self._polls.get(descriptor)
         if poll is None:
             poll = self._polls[descriptor] = select.poll()
             poll.register(descriptor, select.POLLIN)
-        return poll
+        if self.taken < AT_ONCE and (found := poll.poll(0)):
+            self._look(found)
+            self.taken += 1
+            return
+        self.taken = 0
+        await trio.lowlevel.wait_readable(descriptor)
+        self._look(poll.poll(0))
 
-    def look(self, found: list[tuple[int, int]]) -> None:
+    def _look(self, found: list[tuple[int, int]]) -> None:
         """Set `unmounted` if poll() has reported the unmount and not a request."""
         if found and found[0][1] & select.POLLERR:
             self.unmounted.set()

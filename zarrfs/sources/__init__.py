@@ -242,19 +242,6 @@ def _open(plan: Plan, options: Options) -> Store:
         raise
 
 
-def one_process(plan: Plan, options: Options) -> str | None:
-    """Return why only one process can serve the mount of a plan; None if several can."""
-    if plan.index is None:
-        return None if plan.path is not None and plan.kind == "zarr" else "names of this source are not in an index"
-    from zarrfs.store.indexfile import has_urls, read_notes
-
-    decoded = options.view in ("arrays", "netcdf")  # sizes of files follow from the metadata
-    if not decoded and read_notes(plan.index).get("sizes") != "known":
-        return "the sizes of some files are known to their servers alone"
-    shared = options.cache_dir is not None and options.cache != "none"
-    if not shared and (plan.url is not None or has_urls(plan.index, plan.base, options.blobs or plan.blobs)):
-        return "targets behind URLs need a cache_dir=, where processes find what others have fetched"
-    return None
 
 
 def _open_bare(plan: Plan, options: Options) -> Store:

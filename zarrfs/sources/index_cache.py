@@ -378,8 +378,7 @@ def prune(options: Options, older_than: float, max_size: int | None, dry_run: bo
     """Remove useless files, those not used for `older_than` seconds, and the least recently used beyond `max_size`.
 
     Return the removed files (with `dry_run`: the files to remove), and the bytes of the files that are left, including
-    files that only another user may remove. A mount that uses an index keeps it open until the mount ends; with
-    workers= it cannot start another worker once the index is removed.
+    files that only another user may remove. A mount that uses an index keeps it open until the mount ends.
     """
     now = time.time()
     gone, left = [], 0

@@ -9,7 +9,7 @@ import abc
 import enum
 import stat
 from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zarrfs.config.shares import WHOLE, Share
 from zarrfs.errors import InvalidKey, NameTooLong, NotFound, OutOfRange, ReadError, TargetChanged, TargetMissing
@@ -121,14 +121,6 @@ class Value(abc.ABC):
     def size(self) -> int:
         """The size in bytes."""
         return self.info.size or 0
-
-    @property
-    def pinned(self) -> Hashable:
-        """The version, or the size if the version is unknown.
-
-        Equal for two openings only if, at any given time, reads of both return the same bytes.
-        """
-        return ("size", self.size) if self.version is None else self.version
 
     @abc.abstractmethod
     async def read(self, start: int, length: int) -> Buffer:
@@ -301,19 +293,6 @@ class Store(abc.ABC):
         """Return a reader of the same tree for threads and forked processes; None if reads need the event loop."""
         return None
 
-    def export_entry(self, key: str) -> bytes:
-        """Return the cached entry of a file, serialised for another process that has the same store open.
-
-        Return b"" if there is none.
-        """
-        return b""
-
-    def import_entry(self, key: str, exported: bytes) -> None:  # noqa: B027
-        """Cache an entry that export_entry() returned in another process."""
-
-    def share_latest_versions(self, latest: LatestVersions) -> None:  # noqa: B027
-        """Use a cached version only while, by `latest`, it is the one that any process of the mount saw last."""
-
     def hide_document_time(self) -> None:  # noqa: B027
         """Report no mtime for entries that have none of their own, instead of the mtime of their document."""
 
@@ -327,22 +306,6 @@ class Store(abc.ABC):
     @abc.abstractmethod
     async def aclose(self) -> None:
         """Release descriptors, connections and threads; a second call does nothing. Close all open values first."""
-
-
-class LatestVersions(Protocol):
-    """The versions of documents and values that were last seen by any process of a mount."""
-
-    def begin(self, what: str) -> int:
-        """Return a number to pass to ended(). Call it before `what` is looked at."""
-        ...
-
-    def ended(self, what: str, version: Hashable, begun: int) -> None:
-        """Record the version that was seen, None if absent, unless another process has recorded one since begin()."""
-        ...
-
-    def holds(self, what: str, version: Hashable) -> bool:
-        """Return whether `version` is the one that was seen last; False if that is not known."""
-        ...
 
 
 class WritableStore(Store):

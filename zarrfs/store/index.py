@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import marshal
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -126,13 +125,6 @@ class IndexStore(Store):
         if not is_document:
             for entry, rule in row_faults(self._db):
                 yield Fault(entry, rule)
-
-    def export_entry(self, key: str) -> bytes:
-        row = self._rows.get(key)
-        return b"" if row is None else marshal.dumps(tuple(row))
-
-    def import_entry(self, key: str, exported: bytes) -> None:
-        self._rows.put(key, _Row._make(marshal.loads(exported)))
 
     def hide_document_time(self) -> None:
         self.mtime_ns = None

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from zarrfs.config import urls
 from zarrfs.errors import SourceError
 from zarrfs.store.api import KEY_MAX, Kind, name_rule
 from zarrfs.store.uri import file_uri
@@ -229,24 +228,6 @@ def add_notes(path: str, notes: Iterable[tuple[str, str]]) -> None:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("PRAGMA journal_mode=OFF")
         db.executemany("INSERT OR REPLACE INTO meta VALUES (?,?)", notes)
-
-
-def has_urls(path: str, base: str, blobs: Sequence[str]) -> bool:
-    """Return whether targets of an index are remote.
-
-    A target is remote by its own URL, or, if that is relative, by `base`; `blobs` are the sources of an archive's
-    blobs. Raise SourceError if the file is no usable index.
-    """
-    if any("://" in place or place.startswith("flux:") for place in blobs):
-        return True
-    found = urls.protocols(base)
-    relative = bool(found) and found[0] not in ("file", "local")
-    with contextlib.closing(open_database(path)) as db:
-        for (url,) in db.execute("SELECT url FROM target"):
-            protocols = urls.protocols(url)
-            if relative if not protocols else protocols[0] not in ("file", "local", "data"):
-                return True
-    return False
 
 
 def _is_our_schema(db: sqlite3.Connection) -> bool:

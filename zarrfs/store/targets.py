@@ -104,7 +104,7 @@ class Targets(TargetReader):
         found = urls.protocols(base)
         self._base = base if found and found[0] not in LOCAL else urls.file_path(base)
         self._options, self._trust = options, Trust(options, origin, private)
-        self.local = LocalFiles(*self._trust.local_roots(self._base), options.targets_since)
+        self.local = LocalFiles(*self._trust.local_roots(self._base))
         self._remote: RemoteFiles | None = None
         self._paths: LRU[str, str] = LRU(_KNOWN)
         self._remotes: LRU[str, str] = LRU(_KNOWN)  # targets that are not local, as absolute URLs

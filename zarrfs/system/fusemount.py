@@ -110,14 +110,6 @@ def _mount(source: str, mountpoint: str, options: Options, flags: set[str]) -> i
     raise MountError(requirements.why_refused(f"mount failed: {os.strerror(code)}"))
 
 
-def descriptors() -> set[int]:
-    """Return the descriptors of sockets that every process which serves the mount must keep open.
-
-    fusermount3 unmounts, for auto_unmount, when no process has them open any more.
-    """
-    return {each.fileno() for each in _watched}
-
-
 def _fusermount(source: str, mountpoint: str, options: Options, flags: set[str]) -> int:
     """Mount through fusermount3, which opens /dev/fuse and sends the descriptor over a socket."""
     name = source.replace("\\", "\\\\").replace(",", "\\,")

@@ -81,13 +81,11 @@ class LocalFiles:
     file is in the mount that this process serves), and ReadError.
 
     `roots` are the real paths of directories; reading a file that is below none of them raises AccessDenied with the
-    reason `rule`. None allows every file. If `since` is not 0 (seconds since 1970), opening a file whose ctime is
-    later raises TargetChanged, because processes that share a mount could pin different versions of it.
+    reason `rule`. None allows every file.
     """
 
-    def __init__(self, roots: tuple[str, ...] | None = None, rule: str = "", since: float = 0.0) -> None:
+    def __init__(self, roots: tuple[str, ...] | None = None, rule: str = "") -> None:
         self._roots, self._rule = roots, rule
-        self._since_ns = int((since - _TICK) * 1e9) if since else None
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         capacity = _DESCRIPTORS if limit == resource.RLIM_INFINITY else min(_DESCRIPTORS, limit // 4)
         self._open: LRU[str, _File] = LRU(capacity, _evict)  # evicts in order of opening: a read updates nothing
@@ -190,8 +188,6 @@ class LocalFiles:
             raise Loop(path, RULE)
         if not stat.S_ISREG(status.st_mode):
             raise ReadError(path, "is not a regular file")
-        if self._since_ns is not None and status.st_ctime_ns > self._since_ns:
-            raise TargetChanged(path, "has changed since the mount or its last refresh (with workers=, at any time)")
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
     def _open_checked(self, path: str, flags: int, wait: bool = False) -> int:

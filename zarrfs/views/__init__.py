@@ -9,22 +9,16 @@ from zarrfs.config.options import Options
 from zarrfs.errors import UsageError
 from zarrfs.store.api import Store
 
-MODULES = {  # modules that are imported when a file of a view is read
-    None: (), "arrays": ("zarrfs.views.flat",), "v2": ("zarrfs.views.derived",), "v3": ("zarrfs.views.derived",),
-    "netcdf": ("zarrfs.views.flat", "zarrfs.views.netcdf_model"),
-}  # fmt: skip
-
 
 def open_view(store: Store, options: Options, source: str = "") -> Store:
     """Return the view of `store` that options.view names; closing the view closes the store.
 
     With view=netcdf, `source` determines the name of the file. Raise UsageError if a package is missing.
     """
-    several = options.workers != 1
     if options.view == "arrays":
         from zarrfs.views.arrays import ArraysView
 
-        return ArraysView(store, options.arrays == "raw", options.array_cache, several=several)
+        return ArraysView(store, options.arrays == "raw", options.array_cache)
     if options.view == "netcdf":
         from zarrfs.views.netcdf import NetCDFView, name_of
         from zarrfs.views.netcdf_header import missing_package
@@ -36,6 +30,5 @@ def open_view(store: Store, options: Options, source: str = "") -> Store:
     from zarrfs.views.translated import TranslatedView
 
     return TranslatedView(
-        store, 2 if options.view == "v2" else 3, decode=options.transcode == "on", budget=options.array_cache,
-        several=several,
-    )  # fmt: skip
+        store, 2 if options.view == "v2" else 3, decode=options.transcode == "on", budget=options.array_cache
+    )

@@ -20,7 +20,6 @@ from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, Target
 from zarrfs.store.api import (
     Info,
     Kind,
-    LatestVersions,
     Store,
     Value,
     check_key,
@@ -72,14 +71,13 @@ class _ViewEntry(NamedTuple):
 class ArraysView(DecodedView):
     """A store of flat files. Arrays that no file can represent are left out with a warning."""
 
-    def __init__(self, store: Store, raw: bool, budget: int, strict: bool = False, several: bool = False) -> None:
+    def __init__(self, store: Store, raw: bool, budget: int, strict: bool = False) -> None:
         """`raw`: files without headers; `budget`: bytes of decoded chunks to cache.
 
-        `strict`: raise ReadError when an array that would be left out is looked up. `several`: other processes show
-        the same files, and notice other changes of chunks.
+        `strict`: raise ReadError when an array that would be left out is looked up.
         """
         super().__init__(store, FlatArrays(store, budget))
-        self._raw, self._strict, self._several = raw, strict, several
+        self._raw, self._strict = raw, strict
         self._suffixes = (".bin", ".json") if raw else (".json", ".npy")
         self._hierarchy = Hierarchy(store)
         self._entries: LRU[str, tuple[float, _ViewEntry]] = LRU(_ENTRIES)  # with the time of the lookup
@@ -119,10 +117,8 @@ class ArraysView(DecodedView):
         if entry.text is None:
             raise IsDirectory(key)
         info = self._info(split_key(key)[1], entry)
-        # several processes cannot share a version, because each notices only changes of the chunks that it has read
-        unknown = info.mtime_ns is None or (self._several and not self.immutable)
         version = info.size, info.mtime_ns, self._arrays.edition(entry.node)
-        return _ArrayValue(self, key, entry, info, None if unknown else version)
+        return _ArrayValue(self, key, entry, info, None if info.mtime_ns is None else version)
 
     async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
         return await self._read(key, await self._find(key), start, length)
@@ -150,9 +146,6 @@ class ArraysView(DecodedView):
         entry = await self._find(key)
         return {"node": entry.node.path, "documents": list(entry.node.documents)}
 
-    def share_latest_versions(self, latest: LatestVersions) -> None:
-        self._hierarchy.latest = self._arrays.cache.latest = latest
-
     # -- left out arrays
 
     async def left_out(self, key: str) -> dict[str, str]:
@@ -169,9 +162,7 @@ class ArraysView(DecodedView):
         """Return the entry of `key`. Raise NotFound."""
         known = self._entries.get(key)
         now = trio.current_time()
-        if known is not None and (
-            self.immutable or (now - known[0] < _FRESH and self._hierarchy.is_fresh(known[1].node))
-        ):
+        if known is not None and (self.immutable or now - known[0] < _FRESH):
             return known[1]
         entry = await self._look_up(check_key(key, root=True))
         self._entries.put(key, (now, entry))
@@ -288,10 +279,6 @@ class _ArrayValue(Value):
     def __init__(self, view: ArraysView, key: str, entry: _ViewEntry, info: Info, version: Hashable | None) -> None:
         super().__init__(info, version)
         self._view, self._key, self._entry = view, key, entry
-
-    @property
-    def pinned(self) -> Hashable:
-        return self._entry.layout
 
     async def read(self, start: int, length: int) -> Buffer:
         return await self._view.read_opened(self._key, self._entry, start, length)

@@ -133,10 +133,7 @@ class Chunks:
     def kept(self, number: int) -> Decoded | None:
         """Return the chunk if it is cached and so fresh that it may be used without a request to the store."""
         found = self._cache.peek(self.id(number))
-        if found is None or self._store.immutable:
-            return found
-        key = "" if self._cache.latest is None else self.key(number)
-        return found if self._cache.is_fresh(found, key) else None
+        return found if found is None or self._store.immutable or found.is_fresh() else None
 
     def coming(self, number: int) -> bool:
         """Return whether the chunk is cached or being decoded."""
@@ -315,13 +312,12 @@ class Chunks:
     async def _fresh(self, id: Hashable, key: str) -> Decoded | None:
         """Return the cached value of `key` if its version is still current; drop it otherwise."""
         found = self._cache.peek(id)
-        if found is None or self._store.immutable or self._cache.is_fresh(found, key):
+        if found is None or self._store.immutable or found.is_fresh():
             return found
-        now, begun = trio.current_time(), self._cache.begin_look(key)
+        now = trio.current_time()
         version = None if found.value is None else await self._version(key)
         # without a modification time, a change is noticed only if the value is read again
         if version is not None and version[1] is not None and version == found.version:
-            self._cache.looked(key, version, begun)
             found.checked = now
             return found
         self._cache.drop(id, found)
@@ -336,10 +332,8 @@ class Chunks:
     async def _whole(self, key: str) -> tuple[Hashable, Buffer | None]:
         """Return (version, bytes) of a chunk that is not in a shard; the bytes are None if it is missing."""
         for _ in range(_TRIES):
-            begun = self._cache.begin_look(key)
             found = await self._find(key, sized=False)
             version = self._version_in(found)
-            self._cache.looked(key, version, begun)
             if found is None:
                 return None, None
             at, info = found
@@ -350,7 +344,6 @@ class Chunks:
             read = await self._version(key)
             if version is not None and not _is_complete(version):  # the read has completed the version
                 version = read
-                self._cache.looked(key, version, begun)
             if read == version:  # otherwise the chunk was replaced meanwhile
                 return version, data
         raise ReadError(key, _CHANGES)
@@ -375,10 +368,8 @@ class Chunks:
         raise ReadError(key, _CHANGES)
 
     async def _load_index(self, sharding: Sharding, key: str) -> Decoded:
-        now, begun = trio.current_time(), self._cache.begin_look(key)
-        found = await self._find(key)
+        now, found = trio.current_time(), await self._find(key)
         version = self._version_in(found)
-        self._cache.looked(key, version, begun)
         if found is None:
             return Decoded(None, KEPT, version, now)
         at, info = found

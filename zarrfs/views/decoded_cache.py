@@ -10,7 +10,6 @@ import trio
 from zarrfs.concurrency.budget import MemoryBudget
 from zarrfs.concurrency.lru import SizedLRU
 from zarrfs.concurrency.tasks import in_background
-from zarrfs.store.api import LatestVersions
 from zarrfs.system.cpus import usable
 
 T = TypeVar("T")
@@ -29,6 +28,10 @@ class Decoded:
         self.size = size  # bytes
         self.version = version  # of the stored value, as far as the store knows it
         self.checked = checked  # trio time of the last check of that version
+
+    def is_fresh(self) -> bool:
+        """Return whether the value may be used without a stat."""
+        return trio.current_time() - self.checked < _FRESH
 
 
 class _Decoding:
@@ -58,22 +61,6 @@ class DecodedCache:
         self._flights: dict[Hashable, _Decoding] = {}
         self._expected = MemoryBudget(budget)
         self._hits = self._decoded = 0
-        self.latest: LatestVersions | None = None  # shared by the processes of the mount, if there are several
-
-    def is_fresh(self, found: Decoded, key: str) -> bool:
-        """Return whether `found`, which was made from the stored value `key`, may be used without a stat."""
-        if trio.current_time() - found.checked >= _FRESH:
-            return False
-        return self.latest is None or self.latest.holds(f"/{key}", found.version)
-
-    def begin_look(self, key: str) -> int:
-        """Return a number to pass to looked(). Call this before the stat of a stored value."""
-        return 0 if self.latest is None else self.latest.begin(f"/{key}")
-
-    def looked(self, key: str, version: Hashable, begun: int) -> None:
-        """Publish the version of a stored value, found by a stat, to the other processes."""
-        if self.latest is not None:
-            self.latest.ended(f"/{key}", version, begun)
 
     def resize(self, budget: int) -> None:
         """Set a new budget, 0 to cache nothing. One value may be as large as the largest budget so far."""

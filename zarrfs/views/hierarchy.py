@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
 from typing import NamedTuple, cast
 
@@ -13,7 +12,7 @@ import trio
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, StoreError
-from zarrfs.store.api import Info, Kind, LatestVersions, Store, join_key, split_key
+from zarrfs.store.api import Info, Kind, Store, join_key, split_key
 from zarrfs.store.traversal import NOWHERE, follow
 from zarrfs.system.buffers import Buffer
 from zarrfs.zarr import ATTRIBUTE_DOCUMENTS, DOCUMENTS, NODE_DOCUMENTS, draft
@@ -92,21 +91,6 @@ class Hierarchy:
         self._consolidated_by: NodeDocument | None = None  # the document that holds them
         self._drafts: dict[str, _Draft] = {}  # by the path of the root
         self._lock = trio.Lock()
-        self.latest: LatestVersions | None = None  # shared by the processes of the mount, if there are several
-
-    def is_fresh(self, node: Node) -> bool:
-        """Return whether no other process of the mount has found another version of `node`."""
-        known = self._nodes.get(node.path)
-        return self.latest is None or (known is not None and known.node is node and self._agrees(node.path, known))
-
-    def seen(self, nodes: Iterable[Node]) -> Hashable:
-        """Return a digest of the versions of the documents of `nodes`, which can be compared between processes."""
-        known = [(node.path, self._nodes.get(node.path)) for node in nodes]
-        text = repr([(path, None if one is None else one.seen) for path, one in known])
-        return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
-
-    def _agrees(self, path: str, known: _Known) -> bool:
-        return self.latest is None or self.latest.holds(path, known.seen)
 
     # -- nodes
 
@@ -205,22 +189,15 @@ class Hierarchy:
     async def _at(self, path: str) -> Node | None:
         """Return the node at `path`. The caller has to ensure that no node above it is an array."""
         known = self._nodes.get(path)
-        if known is not None and (
-            self.store.immutable or (known.until > trio.current_time() and self._agrees(path, known))
-        ):
+        if known is not None and (self.store.immutable or known.until > trio.current_time()):
             return known.node
         if not path and self._remote:
             await self._begin()
-        latest, begun, found = self.latest, 0 if self.latest is None else self.latest.begin(path), None
         try:
-            found = await self._look(path, known)
+            return self._nodes.put(path, await self._look(path, known)).node
         except (NotFound, NotDirectory):
             self._nodes.pop(path, None)
-        else:
-            self._nodes.put(path, found)
-        if latest is not None:
-            latest.ended(path, None if found is None else found.seen, begun)
-        return None if found is None else found.node
+            return None
 
     async def _look(self, path: str, known: _Known | None) -> _Known:
         """Look up the node at `path` in the store. Raise NotFound or NotDirectory if there is none."""

@@ -12,7 +12,7 @@ import hashlib
 import importlib
 import logging
 import operator
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
@@ -174,10 +174,6 @@ class _NetCDFValue(Value):
         super().__init__(file.info, file.content if hierarchy is None else None)
         self._arrays, self._hierarchy, self._key, self._file = arrays, hierarchy, key, file
         self._checked: dict[str, float] = {}  # when the document of an array was last looked at, by path
-
-    @property
-    def pinned(self) -> Hashable:
-        return self._file.content
 
     async def read(self, start: int, length: int) -> Buffer:
         file, stop = self._file, min(start + length, self.size)

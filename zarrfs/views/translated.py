@@ -22,7 +22,7 @@ from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import for_each
 from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
-from zarrfs.store.api import Info, Kind, LatestVersions, Store, Value, WrappingStore, check_key, join_key, split_key
+from zarrfs.store.api import Info, Kind, Store, Value, WrappingStore, check_key, join_key, split_key
 from zarrfs.store.traversal import resolve
 from zarrfs.store.values import BytesValue
 from zarrfs.system.memory import heap
@@ -82,18 +82,16 @@ class TranslatedView(WrappingStore):
     """A view of a hierarchy in Zarr v2 or v3."""
 
     def __init__(
-        self, store: Store, version: Literal[2, 3], strict: bool = False, decode: bool = True, budget: int = 256 << 20,
-        several: bool = False,
-    ) -> None:  # fmt: skip
+        self, store: Store, version: Literal[2, 3], strict: bool = False, decode: bool = True, budget: int = 256 << 20
+    ) -> None:
         """`strict`: raise ReadError when a node that `version` cannot express is looked up; otherwise leave it out.
 
         `decode`: decode the chunks that readers of the version cannot decode; `budget`: bytes of decoded chunks to
-        cache. `several`: other processes show the same view; listings then have sizes, because another process might
-        answer a later request for a size.
+        cache.
         """
         super().__init__(store)
         self.hierarchy = Hierarchy(store)
-        self._version, self._strict, self._decode, self._several = version, strict, decode, several
+        self._version, self._strict, self._decode = version, strict, decode
         self._names = _DOCUMENTS[version]
         self._known_nodes: LRU[str, _TranslatedNode] = LRU(_KNOWN)
         self._left_out: dict[str, str] = {}
@@ -189,9 +187,6 @@ class TranslatedView(WrappingStore):
     def adjust(self, options: Options) -> None:
         super().adjust(options)
         self._decoded.resize(options.array_cache)
-
-    def share_latest_versions(self, latest: LatestVersions) -> None:
-        self.hierarchy.latest = self._decoded.latest = self._indexes.latest = latest
 
     def stats(self) -> dict[str, Any]:
         return {**super().stats(), **({"arrays": self._decoded.stats()} if self._derived else {})}
@@ -351,9 +346,6 @@ class TranslatedView(WrappingStore):
         return {"zarr_consolidated_format": 1, "metadata": documents}
 
     async def _document_info(self, translated: _TranslatedNode, name: str, sized: bool) -> Info:
-        if not sized and self._several:
-            with contextlib.suppress(ReadError, NotFound):  # a client that opens the document gets the error
-                await self._document(translated, name)
         made = await self._document(translated, name) if sized else translated.documents[name]
         size = None if made is None else len(made)
         mode = None if translated.node.mode is None else translated.node.mode & 0o666
@@ -405,15 +397,7 @@ class TranslatedView(WrappingStore):
             info = chunks.shown(info, None, name)
         if sized and info.size is None:
             info = info._replace(size=await chunks.size_of(index, key))
-        elif info.size is None and self._several:
-            info = await self._sized(chunks, index, key, info)
         return info, at
-
-    async def _sized(self, chunks: DerivedChunks, index: tuple[int, ...], key: str, info: Info) -> Info:
-        """Return the entry of a chunk with its size; unchanged if it cannot be decoded: its reader gets the error."""
-        with contextlib.suppress(ReadError, NotFound):
-            return info._replace(size=await chunks.size_of(index, key))
-        return info
 
     async def _locate_derived(
         self, key: str, resolved: _Resolved, index: tuple[int, ...], shown: bool
@@ -480,18 +464,7 @@ class TranslatedView(WrappingStore):
             info = _as_chunk_info(info, is_directory)
             if derived is not None and not is_directory and not info.unreadable:
                 info = derived.shown(info, None, name)
-                if info.size is None and self._several:
-                    info = await self._sized_in(resolved, chunks, name, info, derived)
             yield info._replace(name=name, links=1 if is_directory else info.links)
-
-    async def _sized_in(
-        self, listed: _Resolved, chunks: ChunkNames, name: str, info: Info, derived: DerivedChunks
-    ) -> Info:
-        """Return the entry of a chunk in a listing with its size."""
-        index = chunks.index(rest := join_key(listed.rest, name))
-        if index is None:
-            return info
-        return await self._sized(derived, index, join_key(listed.translated.node.path, rest), info)
 
     async def _list_inner(
         self, directory: str, resolved: _Resolved, names: InnerNames, after: str
