@@ -31,9 +31,7 @@ log = logging.getLogger(__name__)
 class Refresher:
     """The refreshes of one mount, one at a time. `options` are those with which a new version is opened."""
 
-    def __init__(
-        self, operations: Operations, plan: Plan, options: Options, device: int | None
-    ) -> None:
+    def __init__(self, operations: Operations, plan: Plan, options: Options, device: int | None) -> None:
         """`device` is the st_dev of the mount."""
         self.options = options
         self._operations, self._plan = operations, plan
