@@ -63,7 +63,6 @@ class WritableOperations(HandleOperations):
             if flags & os.O_EXCL:
                 raise
             raise pyfuse3.FUSEError(errno.ESTALE) from None  # the kernel looks the name up and opens it
-        self.metadata_changes(key)
         return self._opened_file(descriptor, inode), self._fill_found(found, inode)
 
     @handler
@@ -120,7 +119,6 @@ class WritableOperations(HandleOperations):
                 if found.status is not None:
                     with self.upper.at(key) as (directory, entry):
                         os.unlink(entry, dir_fd=directory)
-            self.metadata_changes(key)
 
     @handler
     @changing
@@ -208,7 +206,6 @@ class WritableOperations(HandleOperations):
             with contextlib.nullcontext() if target is None else self.losing(new, target):
                 os.rename(old_entry, new_entry, src_dir_fd=old_directory, dst_dir_fd=new_directory)
             self.inodes.rename(old, new)
-        self.metadata_changes(new)
 
     # -- parts
 

@@ -31,7 +31,6 @@ from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, Refused
 from zarrfs.fuse.inodes import WritableInodeTable, file_of
 from zarrfs.fuse.operations import OpenFile, Operations, handler
-from zarrfs.fuse.stale_metadata import is_metadata, warn_of_stale
 from zarrfs.fuse.xattrs import MOUNT_XATTR
 from zarrfs.store.api import Info, check_key, join_key, split_key
 from zarrfs.store.overlay import Overlay, OverlayEntry
@@ -106,13 +105,7 @@ class AttributeOperations(Operations):
         self.under_way = 0  # changes in progress
         self._opened: dict[int, set[FileHandleT]] = {}  # open files by inode
         self._gone: dict[int, int | Info] = {}  # nameless inodes: an O_PATH descriptor, or the lower store's Info
-        self._stale: set[str] = set()  # consolidated documents already logged
         self._copied: set[int] = set()  # copied-up inodes whose new parent directories were not synced yet
-
-    def metadata_changes(self, key: str) -> None:
-        """Note a change of `key`: if it is Zarr metadata, check in the background for stale consolidated metadata."""
-        if self.background is not None and is_metadata(key):
-            self.background.start_soon(warn_of_stale, self.overlay, key, self._stale)
 
     # -- attributes
 

@@ -87,7 +87,7 @@ class HandleOperations(AttributeOperations):
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         """Open a file. Opening for writing copies it up first; with O_TRUNC, without its bytes."""
         if flags & (os.O_ACCMODE | os.O_TRUNC):
-            await self._prepare_writing(inode, flags)
+            await self._copy_up_to_write(inode, flags)
         if not self._in_upper(inode):
             info = await super().open(inode, flags, ctx)
             if not self._in_upper(inode):
@@ -236,10 +236,8 @@ class HandleOperations(AttributeOperations):
     # -- parts
 
     @changing
-    async def _prepare_writing(self, inode: int, flags: int) -> None:
+    async def _copy_up_to_write(self, inode: int, flags: int) -> None:
         await self.copy_up(inode, 0 if flags & os.O_TRUNC else None)
-        if not self.inodes.is_nameless(inode):
-            self.metadata_changes(self.inodes.key(inode))
 
     async def _entries(self, inode: int) -> list[MergedEntry]:
         while True:
