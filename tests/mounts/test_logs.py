@@ -21,6 +21,7 @@ import pytest
 
 from tests.conftest import PROGRAM, run, tmpfs
 from tests.faultproxy import FaultProxy
+from tests.faultproxy import proxy as proxy
 from tests.machine import Machine
 from tests.mounts.mounting import alive, counters_of, daemon_pid, log_of, mount_lines, mounted
 from tests.mounts.remotevalues import cut, document, publish, wait_for

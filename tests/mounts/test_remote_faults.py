@@ -18,6 +18,7 @@ import pytest
 
 from tests.conftest import DATA, run
 from tests.faultproxy import FAULTS, FaultProxy
+from tests.faultproxy import proxy as proxy
 from tests.mounts.mounting import alive, counters_of, mounted
 from tests.mounts.remotevalues import Outcome, cut, document, holdings, publish, read_all, wait_for, whole
 from tests.mounts.test_semantics import error_of

@@ -17,6 +17,7 @@ import pytest
 
 from tests.conftest import run
 from tests.faultproxy import FaultProxy
+from tests.faultproxy import proxy as proxy
 from tests.mounts.mounting import counters_of, daemon_pid, log_of, mount_lines, mounted
 from tests.mounts.remotevalues import DEAD, Value, cut, document, publish, read_all, wait_for, whole
 from tests.servers import Nginx

@@ -23,12 +23,12 @@ from tests.net.recording import VALUE as TARGET
 from tests.net.recording import recording
 from tests.net.test_reach_web import read as read_target
 from tests.net.test_reach_web import refused, resolving
-from tests.net.test_tls import (
-    VALUE,
-    Authority,
-    Server,
-)
+from tests.net.test_tls import VALUE, Authority, Server
+from tests.net.test_tls import authority as authority
+from tests.net.test_tls import server as server
 from tests.net.test_weboptions_proxies import Proxy, read
+from tests.net.test_weboptions_proxies import plain as plain
+from tests.net.test_weboptions_proxies import proxy as proxy
 from tests.servers import GCS, Faulty, free_port
 from tests.servers import gcs as gcs
 from zarrfs.errors import AccessDenied, ReadError

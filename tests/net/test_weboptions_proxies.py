@@ -18,6 +18,8 @@ import pytest
 import trio
 
 from tests.net.test_tls import VALUE
+from tests.net.test_tls import authority as authority
+from tests.net.test_tls import server as server
 from tests.servers import Faulty, free_port
 from zarrfs.config.options import parse
 from zarrfs.errors import AccessDenied, ReadError
