@@ -27,7 +27,7 @@ def a_store(path: Path, keys: Iterable[str], size: int = CHUNK) -> RecordingStor
     assert isinstance(store, IndexStore)
     store.__class__ = RecordingStore
     assert isinstance(store, RecordingStore)
-    store.size = size
+    store.size, store.there = size, frozenset(refs)
     store.begin()
     return store
 
@@ -36,6 +36,7 @@ class RecordingStore(IndexStore):
     """An IndexStore that only pretends to prefetch: each batch takes LATENCY."""
 
     size: int  # bytes of a value
+    there: frozenset[str]  # its keys
 
     def begin(self) -> None:
         """Forget what was recorded."""
@@ -48,8 +49,9 @@ class RecordingStore(IndexStore):
         return True
 
     async def prefetch(self, keys: Sequence[str]) -> None:
-        self.batches.append(list(keys))
-        for key in keys:
+        there = [key for key in keys if key in self.there]  # absent keys are skipped
+        self.batches.append(there)
+        for key in there:
             self.asked.setdefault(key, trio.current_time())
         try:
             await trio.sleep(LATENCY)

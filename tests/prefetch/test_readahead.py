@@ -142,7 +142,7 @@ def test_more_arrays_than_are_remembered(tmp_path: Path) -> None:
 # -- the directory
 
 
-@pytest.mark.parametrize(("readers", "share"), [(1, 0.99), (8, 0.95), (32, 0.85)])
+@pytest.mark.parametrize(("readers", "share"), [(1, 0.99), (8, 0.95), (32, 0.7)])
 def test_cp_of_chunks(readers: int, share: float, tmp_path: Path) -> None:
     """cp reads in the order of names (0, 1, 10, 100, 101), one directory after another."""
     store = a_store(tmp_path, [f"tiny/{group}/{number}" for group in range(10) for number in range(200)], TINY)

@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
 
 import trio
 
 from zarrfs.concurrency.lru import LRU
 from zarrfs.errors import ZarrfsError
-from zarrfs.prefetch.sequences import (
-    REACH,
-    DirectoryOrder,
-    Fit,
-    GridOrder,
-    Index,
-    KeySize,
-    Pattern,
-    find_run,
-    parse,
-)
-from zarrfs.store.api import Kind, Store, split_key
+from zarrfs.prefetch.sequences import REACH, DirectoryOrder, GridOrder, Index, Pattern, find_run, parse
+from zarrfs.store.api import Store, split_key
 
 log = logging.getLogger(__name__)
 
@@ -29,74 +18,45 @@ _FIRST = 4  # keys in the first read-ahead window; a later one has as many as we
 _CHEAP = 1 << 20  # bytes of a window that may have four times as many keys as were predicted correctly
 _MOST = 1024  # keys ahead of one reader
 _PART = 4 << 20  # bytes: of a larger value only the beginning is prefetched
-_PLACES = 64  # arrays and directories with a history; also the number of sequences
+_PLACES = 64  # arrays and directories with a history; also the number of runs
 _RECENT = 256  # reads in the history of an array or directory
-# A value among so many latest reads is not prefetched. One that was read before them is prefetched only on a second
-# pass.
-_JUST_READ = 256
-_RUN, _RUN_MOST = 3, 16  # reads in a row that start a sequence; doubled in a place where a sequence was wrong
-_BATCHES = 2  # in flight for one sequence: the half that is being read, and the next one
-_ASKED = 16  # info() calls at a time
-_LOOKS = (_RUN, 256)  # unpredicted reads between two looks at a listing, doubled while it does not explain them
+_AGAIN = 512  # a value among so many latest reads is not prefetched
+_LEAST, _LEAST_MOST = 3, 16  # reads in a row that start a run; doubled in a place where a run was wrong
+_BATCHES = 2  # in flight for one run: the half that is being read, and the next one
+_LOOKS = (_LEAST, 256)  # unpredicted reads between two looks at a listing, doubled while it does not explain them
 _LOOKED_AT = 32  # last reads that a listing has to explain
 
 
-class _ReadHistory:
+class _Place:
     """The recent reads in an array, or in a directory whose files are not chunks."""
 
     def __init__(self) -> None:
-        self.keys: LRU[str, int] = LRU(_RECENT)  # the last reads, oldest first, with their numbers
-        self.chunks: LRU[Index, int] = LRU(_RECENT)  # the same for chunks, by index in the grid
-        self.run = _RUN  # reads in a row that start a sequence
-        self.sequences: list[_Sequence] = []
-        self.wait, self.patience = _LOOKS[0], _LOOKS[0]  # unpredicted reads until the next look at the listing
-        self.last = ""  # the last key
-
-    def add(self, key: str, index: Index | None, number: int) -> None:
-        """Note a read."""
-        self.keys.put(key, number)
-        if index is not None:
-            self.chunks.put(index, number)
-        self.last = key
+        self.keys: LRU[str, None] = LRU(_RECENT)  # the last reads, oldest first
+        self.chunks: LRU[Index, int] = LRU(_RECENT)  # those of chunks, by index in the grid, with their numbers
+        self.least = _LEAST  # reads in a row that start a run
+        self.wait = self.patience = _LOOKS[0]  # unpredicted reads until the next look at the listing
 
 
-class _Sequence:
+class _Run:
     """One reader that opens keys in a predictable order."""
 
-    def __init__(self, order: GridOrder | DirectoryOrder, place: _ReadHistory) -> None:
-        self.order = order
-        self.place = place
+    def __init__(self, order: GridOrder | DirectoryOrder, place: _Place) -> None:
+        self.order, self.place = order, place
         self.trust = 0  # correct predictions, reduced when its reader jumps
-        self.pending: dict[str, int] = {}  # predicted keys that are not read yet, with their numbers in the sequence
+        self.pending: dict[str, int] = {}  # predicted keys that are not read yet, with their numbers in the run
         self.made = 0  # number of predicted keys
         self.reached = 0  # one more than the number of the furthest key that was read
         self.late = 0  # how far behind `reached` keys are still read
         self.strays = 0  # unpredicted reads since the last predicted one
         self.used = self.dropped = 0
-        self.rereads = False  # its reader reads values again that were read before
         self.cost = 0.0  # bytes of a value, on average
-        self.busy = self.due = False  # advance() is predicting its next keys; it is queued for that
+        self.busy = False  # its next keys are being predicted, or it is queued for that
         self.batches: set[trio.CancelScope] = set()
-
-    def reads(self, number: int) -> None:
-        """Note that a predicted key was read."""
-        self.used += 1
-        self.trust += 1
-        self.strays = 0
-        if number >= self.reached:
-            self.reached = number + 1
-        elif self.reached - number > self.late:
-            self.late = min(REACH, self.reached - number)
 
     def weigh(self, size: int) -> None:
         """Include the size of a value, in bytes, in the average."""
         size = min(size, _PART)
         self.cost += (size - self.cost) / 8 if self.cost else size
-
-    @property
-    def wasteful(self) -> bool:
-        """Return whether most predicted keys are not read."""
-        return self.dropped > 16 and self.dropped > self.used
 
 
 class KeyReadAhead:
@@ -111,17 +71,14 @@ class KeyReadAhead:
         self._store = store
         self.limit = limit  # bytes
         self._reads = 0
-        self._just_read: LRU[str, int] = LRU(4 * _MOST)  # key: number of the read
-        self._places: LRU[Pattern | str, _ReadHistory] = LRU(_PLACES, self._forget_place)
-        self._tree = _ReadHistory()  # reads in the whole tree, for orders across directories with few files
-        self._sequences: LRU[_Sequence, _Sequence] = LRU(_PLACES, self._drop)
-        self._rereads = False  # the last key had been read before
-        self._expected: dict[str, _Sequence] = {}
-        self._due: deque[_Sequence | _ReadHistory] = deque()
+        self._read: LRU[str, int] = LRU(_AGAIN)  # the numbers of the latest reads
+        self._places: LRU[Pattern | str, _Place] = LRU(_PLACES)
+        self._tree = _Place()  # reads in the whole tree, for orders across directories with few files
+        self._runs: LRU[_Run, _Run] = LRU(_PLACES, self._drop)
+        self._expected: dict[str, _Run] = {}
+        self._due: deque[_Run | _Place] = deque()
         self._closing: list[DirectoryOrder] = []
         self._started = self._used = self._dropped = 0
-
-    # -- called for each first read
 
     def opened(self, key: str, size: int) -> bool:
         """Note the first read of a value of `size` bytes (0: unknown); return whether advance() has work."""
@@ -129,15 +86,16 @@ class KeyReadAhead:
             return False
         self._reads += 1
         name, index = _place_of(key)
-        place = self._places.use(name) or self._places.put(name, _ReadHistory())
-        again = self._reads - self._just_read.get(key, -_JUST_READ) < _JUST_READ
-        self._rereads = key in self._just_read
-        self._just_read.put(key, self._reads)
-        place.add(key, index, self._reads)
-        self._tree.add(key, None, self._reads)
-        sequence = self._expected.pop(key, None)
-        if sequence is not None:
-            self._predicted(sequence, place, key, index, size)
+        place = self._places.use(name) or self._places.put(name, _Place())
+        again = key in self._read
+        self._read.put(key, self._reads)
+        place.keys.put(key, None)
+        self._tree.keys.put(key, None)
+        if index is not None:
+            place.chunks.put(index, self._reads)
+        run = self._expected.pop(key, None)
+        if run is not None:
+            self._predicted(run, place, key, index, size)
         elif not again:
             self._unexpected(place, name, index)
         return bool(self._due)
@@ -146,159 +104,126 @@ class KeyReadAhead:
         """Set the limit on bytes ahead; 0 disables read-ahead and cancels all requests."""
         self.limit = limit
         if not limit:
-            for sequence in list(self._sequences):
-                self._drop(sequence)
-            for one in self._due:
-                if isinstance(one, _ReadHistory):
-                    one.wait = one.patience
+            for run in list(self._runs):
+                self._drop(run)
             self._due.clear()
 
     def stats(self) -> dict[str, int]:
         """Return the numbers of values that were prefetched, then read, or dropped unread; and of sequences."""
-        return {"started": self._started, "used": self._used, "dropped": self._dropped,
-                "sequences": len(self._sequences)}  # fmt: skip
+        return {"started": self._started, "used": self._used, "dropped": self._dropped, "sequences": len(self._runs)}
 
-    def _predicted(self, sequence: _Sequence, place: _ReadHistory, key: str, index: Index | None, size: int) -> None:
-        sequence.reads(sequence.pending.pop(key))
-        sequence.rereads = self._rereads
+    def _predicted(self, run: _Run, place: _Place, key: str, index: Index | None, size: int) -> None:
+        number = run.pending.pop(key)
+        run.used, run.trust, run.strays, run.place = run.used + 1, run.trust + 1, 0, place
+        if number >= run.reached:
+            run.reached = number + 1
+        else:
+            run.late = min(REACH, max(run.late, run.reached - number))
         self._used += 1
         if size:
-            sequence.weigh(size)
-        self._sequences.use(sequence)
-        if index is not None and isinstance(sequence.order, GridOrder):
-            sequence.order.read(index)
-        if sequence.place is not place:
-            sequence.place.sequences.remove(sequence)
-            place.sequences.append(sequence)
-            sequence.place = place
-        place.run = _RUN
-        self._queue(sequence)
+            run.weigh(size)
+        self._runs.use(run)
+        if index is not None and isinstance(run.order, GridOrder):
+            run.order.read(index)
+        place.least = _LEAST
+        self._queue(run)
 
-    def _unexpected(self, place: _ReadHistory, name: Pattern | str, index: Index | None) -> None:
-        for sequence in list(place.sequences):
-            order = sequence.order
-            fit = Fit.NONE
-            if index is not None and isinstance(order, GridOrder):
-                fit = order.place(index, sequence.late + sequence.strays > 0, len(place.sequences) == 1)
-            if fit is Fit.ELSEWHERE:
-                if sequence.late:  # there are several readers, and some may still read the predicted keys
-                    sequence.reached = sequence.made
+    def _unexpected(self, place: _Place, name: Pattern | str, index: Index | None) -> None:
+        runs = [run for run in self._runs if run.place is place]
+        for run in runs:
+            order = run.order
+            if index is None or not isinstance(order, GridOrder):
+                continue
+            if order.is_near(index):
+                run.trust = max(run.trust, min(run.trust + 1, REACH))
+                self._queue(run)
+                if run.strays < (REACH if run.trust > 1 else 2 * _FIRST):
+                    run.strays += 1
+                    return
+            elif len(runs) == 1 and order.turns(index, run.late + run.strays > 0):
+                if run.late:  # there are several readers, and some may still read the predicted keys
+                    run.reached = run.made
                 else:
-                    self._cancel(sequence)
-                sequence.trust //= 4
-                sequence.strays = 0
-                self._queue(sequence)
+                    self._cancel(run)
+                run.trust, run.strays = run.trust // 2, 0
+                self._queue(run)
                 return
-            if fit is Fit.AHEAD and sequence.strays < REACH:
-                sequence.trust = max(sequence.trust, min(sequence.trust + 1, REACH))
-                self._queue(sequence)
-            if fit is not Fit.NONE and sequence.strays < (REACH if sequence.trust else 2 * _FIRST):
-                sequence.strays += 1
-                return
-        for sequence in list(place.sequences):
-            sequence.strays += 1
-            if sequence.strays > _FIRST + 2 * (sequence.late + len(place.sequences)) or sequence.wasteful:
-                self._drop(sequence)
-        if index is not None and isinstance(name, Pattern):
-            run = find_run(place.chunks, index, place.run)
-            if run is not None:
-                for sequence in list(place.sequences):
-                    if sequence.strays > sequence.used:  # its reader has moved to the new run
-                        self._drop(sequence)
-                self._start(GridOrder(name, run), place)
-                return
-        self._consider(place)
+        for run in runs:
+            run.strays += 1
+            wasteful = run.dropped > 16 and run.dropped > run.used
+            if run.strays > _FIRST + 2 * (run.late + len(runs)) or wasteful:
+                self._drop(run)
+        found = find_run(place.chunks, index, place.least) if index is not None else None
+        if found is not None and isinstance(name, Pattern):
+            for run in runs:
+                if run in self._runs and run.strays > run.used:  # its reader has moved to the new run
+                    self._drop(run)
+            self._start(GridOrder(name, found), place)
+        elif self._store.knows_names or (len(place.keys) >= 2 * _LEAST and not place.chunks):
+            for one in (place, self._tree):  # rarely: a look at a listing is expensive
+                one.wait -= 1
+                if one.wait == 0:
+                    self._due.append(one)
 
-    def _consider(self, place: _ReadHistory) -> None:
-        """Queue a look at the listing now and then. It is expensive, and few directories are read in listing order."""
-        if not self._store.knows_names and not (len(place.keys) >= 2 * _RUN and not place.chunks):
-            return
-        for one in (place, self._tree):
-            one.wait -= 1
-            if one.wait == 0:
-                self._due.append(one)
+    def _queue(self, run: _Run) -> None:
+        """Queue a run for advance() if half of its read-ahead window is used."""
+        if not run.busy and self._wants_more(run):
+            run.busy = True
+            self._due.append(run)
 
-    def _queue(self, sequence: _Sequence) -> None:
-        """Queue a sequence for advance() if half of its read-ahead window is used."""
-        if not sequence.due and not sequence.busy and self._wants_more(sequence):
-            sequence.due = True
-            self._due.append(sequence)
+    def _wants_more(self, run: _Run) -> bool:
+        ahead = run.made - run.reached
+        return not run.order.ended and len(run.batches) < _BATCHES and ahead <= self._window(run) // 2
 
-    def _wants_more(self, sequence: _Sequence) -> bool:
-        ahead = sequence.made - sequence.reached
-        return not sequence.order.ended and len(sequence.batches) < _BATCHES and ahead <= self._goal(sequence) // 2
-
-    def _goal(self, sequence: _Sequence) -> int:
-        """Return the read-ahead window of a sequence, in keys, within its share of the bytes."""
-        active = sum(1 for other in self._sequences if other.pending) or 1
-        cost = max(sequence.cost, 1.0)
-        window = max(sequence.trust, min(4 * sequence.trust, int(_CHEAP / cost)), _FIRST)
+    def _window(self, run: _Run) -> int:
+        """Return the read-ahead window of a run, in keys, within its share of the bytes."""
+        active = sum(1 for other in self._runs if other.pending) or 1
+        cost = max(run.cost, 1.0)
+        window = max(run.trust, min(4 * run.trust, int(_CHEAP / cost)), _FIRST)
         return max(1, min(window, _MOST, int(self.limit / active / cost)))
 
-    # -- histories and sequences
+    def _start(self, order: GridOrder | DirectoryOrder, place: _Place) -> None:
+        run = _Run(order, place)
+        self._runs.put(run, run)
+        self._queue(run)
 
-    def _forget_place(self, place: _ReadHistory) -> None:
-        for sequence in list(place.sequences):
-            self._drop(sequence)
-
-    def _start(self, order: GridOrder | DirectoryOrder, place: _ReadHistory) -> _Sequence:
-        sequence = _Sequence(order, place)
-        sequence.rereads = self._rereads
-        place.sequences.append(sequence)
-        self._sequences.put(sequence, sequence)
-        self._queue(sequence)
-        return sequence
-
-    def _cancel(self, sequence: _Sequence) -> None:
-        """Cancel the prefetches of a sequence, and drop its predicted keys that have not been read."""
-        for batch in sequence.batches:
+    def _cancel(self, run: _Run) -> None:
+        """Cancel the prefetches of a run, and drop its predicted keys that have not been read."""
+        for batch in run.batches:
             batch.cancel()
-        self._forget(sequence, list(sequence.pending))
-        sequence.reached = sequence.made
+        self._forget(run, list(run.pending))
+        run.reached = run.made
 
-    def _drop(self, sequence: _Sequence) -> None:
-        """End a sequence that reads have left."""
-        self._cancel(sequence)
-        sequence.order.ended = True
-        self._sequences.pop(sequence, None)
-        place = sequence.place
-        place.sequences.remove(sequence)
-        place.run = min(2 * place.run, _RUN_MOST) if sequence.used < sequence.dropped else place.run
-        if isinstance(sequence.order, DirectoryOrder) and not sequence.busy:
-            self._closing.append(sequence.order)
+    def _drop(self, run: _Run) -> None:
+        """End a run that reads have left."""
+        self._cancel(run)
+        self._runs.pop(run, None)
+        if run.used < run.dropped:
+            run.place.least = min(2 * run.place.least, _LEAST_MOST)
+        if isinstance(run.order, DirectoryOrder):
+            self._closing.append(run.order)
 
-    def _merge(self, sequence: _Sequence, other: _Sequence) -> None:
-        """Merge a sequence into `other`, which predicts the same keys: both are from readers in the same order."""
-        for key in sequence.pending:
-            self._expected[key] = other
-            other.pending[key] = other.reached - 1
-        sequence.pending.clear()
-        other.trust += sequence.trust
-        other.batches |= sequence.batches
-        sequence.batches = set()
-        self._drop(sequence)
-
-    def _forget(self, sequence: _Sequence, keys: Sequence[str]) -> None:
+    def _forget(self, run: _Run, keys: list[str]) -> None:
         for key in keys:
-            del sequence.pending[key]
+            del run.pending[key]
             del self._expected[key]
-        sequence.dropped += len(keys)
+        run.dropped += len(keys)
         self._dropped += len(keys)
 
     # -- in the background
 
     async def advance(self) -> None:
-        """Predict and prefetch for the sequences that opened() has queued. Raise nothing except cancellation."""
+        """Predict and prefetch for what opened() has queued. Raise nothing except cancellation."""
         try:
-            while self._closing:
-                await self._closing.pop().aclose()
             while self._due and self.limit:
                 due = self._due.popleft()
-                if isinstance(due, _ReadHistory):
+                if isinstance(due, _Place):
                     await self._look(due)
-                elif due in self._sequences:
+                elif due in self._runs:
                     await self._go_on(due)
                     break
+            while self._closing:
+                await self._closing.pop().aclose()
         except ZarrfsError as exc:
             log.debug("read-ahead: %s", exc)
         except Exception:  # no caller waits for this, and it must not end the mount
@@ -306,125 +231,83 @@ class KeyReadAhead:
 
     async def aclose(self) -> None:
         """Close the open listings. No advance() may be running."""
-        for sequence in list(self._sequences):
-            self._drop(sequence)
+        for run in list(self._runs):
+            self._drop(run)
         while self._closing:
             await self._closing.pop().aclose()
 
-    async def _go_on(self, sequence: _Sequence) -> None:
-        """Prefetch the next keys of a sequence until its window is full."""
-        sequence.due = False
-        while not sequence.busy and self._wants_more(sequence):
-            sequence.busy, made = True, sequence.made
+    async def _go_on(self, run: _Run) -> None:
+        """Prefetch the next keys of a run until its window is full."""
+        while self._wants_more(run):
+            run.busy, made = True, run.made
             try:
-                keys = await self._predict(sequence)
-            except BaseException:
-                sequence.order.ended = True
-                raise
+                keys = await self._predict(run)
             finally:
-                sequence.busy = False
-            if sequence not in self._sequences and isinstance(sequence.order, DirectoryOrder):
-                await sequence.order.aclose()
-            if sequence.made == made:
+                run.busy = False
+            if run.made == made or run not in self._runs:
                 return
-            if not keys:
-                await trio.lowlevel.checkpoint()
-                continue
             with trio.CancelScope() as batch:
-                sequence.batches.add(batch)
+                run.batches.add(batch)
                 self._started += len(keys)
                 try:
                     await self._store.prefetch(keys)
                 finally:
-                    for one in self._sequences:  # after a merge, the batch belongs to another sequence
-                        one.batches.discard(batch)
+                    run.batches.discard(batch)
 
-    async def _predict(self, sequence: _Sequence) -> list[str]:
-        """Return the next keys to prefetch, except those just read and those that another sequence has predicted."""
-        late = sequence.reached - 2 * REACH
-        self._forget(sequence, [key for key, number in sequence.pending.items() if number < late])
-        count = max(1, self._goal(sequence) - (sequence.made - sequence.reached))
-        order = sequence.order
-        found = await (order.take(count, self._ask) if isinstance(order, GridOrder) else order.take(count))
-        if sequence not in self._sequences:  # dropped meanwhile
-            return []
-        fresh = []
-        for key, size in found:
-            number, sequence.made = sequence.made, sequence.made + 1
-            if size is not None:
-                sequence.weigh(size)
-            last = self._just_read.get(key)
-            if last is not None and not (sequence.rereads and self._reads - last >= _JUST_READ):
-                sequence.reached, sequence.strays = number + 1, 0  # the reader was faster
+    async def _predict(self, run: _Run) -> list[str]:
+        """Return the next keys to prefetch, except those just read and those that another run has predicted."""
+        late = run.reached - 2 * REACH
+        self._forget(run, [key for key, number in run.pending.items() if number < late])
+        count = max(1, self._window(run) - (run.made - run.reached))
+        order, fresh = run.order, list[str]()
+        found = order.take(count) if isinstance(order, GridOrder) else await order.take(count)
+        for key in found if run in self._runs else ():
+            number, run.made = run.made, run.made + 1
+            if key in self._read:
+                run.reached, run.strays = number + 1, 0  # the reader was faster
                 continue
             other = self._expected.get(key)
+            if other is not None and other.pending[key] >= other.reached:  # both are in the same order
+                weaker = run if other.used >= run.used else other
+                self._drop(weaker)
+                if weaker is run:
+                    return []
+                other = None
             if other is None:
+                run.pending[key], self._expected[key] = number, run
                 fresh.append(key)
-            elif other is not sequence:
-                ahead = other.pending[key] >= other.reached  # otherwise its reader has passed the key
-                if ahead and other.used >= sequence.used:
-                    self._merge(sequence, other)
-                    break
-                del other.pending[key]
-                if ahead:
-                    self._merge(other, sequence)
-            sequence.pending[key] = number
-            self._expected[key] = sequence
         return fresh
 
-    async def _ask(self, keys: Sequence[str]) -> list[KeySize | None]:
-        """Look keys up, in parallel if that takes requests; None for each that is not a file."""
-        answers: list[KeySize | None] = [None] * len(keys)
-        waiting = iter(range(len(keys)))
-
-        async def ask() -> None:
-            for number in waiting:
-                try:
-                    info = await self._store.info(keys[number], sized=False)
-                except ZarrfsError:
-                    continue
-                if info.kind is Kind.FILE:
-                    answers[number] = keys[number], info.size
-
-        if self._store.knows_names:
-            await ask()
-        else:
-            async with trio.open_nursery() as nursery:
-                for _ in range(min(_ASKED, len(keys))):
-                    nursery.start_soon(ask)
-        return answers
-
-    async def _look(self, place: _ReadHistory) -> None:
-        """Start a sequence in the order of the directory if the last reads were in that order."""
+    async def _look(self, place: _Place) -> None:
+        """Start a run in the order of the directory if the last reads were in that order."""
         keys = list(place.keys)[-_LOOKED_AT:]
         if place is not self._tree:
             above = split_key(keys[-1])[0]
             keys = [key for key in keys if split_key(key)[0] == above]
         target = self._places.get(_place_of(keys[-1])[0])
-        if target is None or any(isinstance(other.order, DirectoryOrder) for other in target.sequences):
-            place.wait = place.patience
-            return
-        order = await self._explained(keys, 0.9 if target.sequences else 0.6)
-        if order is None:
-            place.patience = min(2 * place.patience, _LOOKS[1])
-            place.wait = place.patience
-            return
-        place.wait = place.patience = _LOOKS[0]
-        for sequence in list(target.sequences):
-            self._drop(sequence)
-        self._start(order, target)
+        runs = [run for run in self._runs if run.place is target]
+        order = None
+        if target is not None and not any(isinstance(run.order, DirectoryOrder) for run in runs):
+            order = await self._explained(keys, 0.9 if runs else 0.6)
+            place.patience = _LOOKS[0] if order is not None else min(2 * place.patience, _LOOKS[1])
+        place.wait = place.patience
+        if order is not None and target is not None:
+            for run in runs:
+                if run in self._runs:
+                    self._drop(run)
+            self._start(order, target)
 
     async def _explained(self, keys: list[str], share: float) -> DirectoryOrder | None:
         """Return the listing order after `keys`, if they are at least a `share` of the files between them, or None."""
         keys = sorted(keys, key=lambda key: key.split("/"))
-        if len(keys) < _RUN:
+        if len(keys) < _LEAST:
             return None
         order = DirectoryOrder(self._store, keys[0])
         listed = await order.take(2 * len(keys))
-        numbers = {key: number for number, (key, _size) in enumerate(listed, 1)}
+        numbers = {key: number for number, key in enumerate(listed, 1)}
         last = max(numbers.get(key, 0) for key in keys)
         count = sum(key in numbers for key in keys) + 1
-        if count < len(keys) * share or count < (last + 1) * share or count < _RUN:
+        if count < max(len(keys) * share, (last + 1) * share, _LEAST):
             await order.aclose()
             return None
         order.give_back(listed[last:])
@@ -434,4 +317,3 @@ class KeyReadAhead:
 def _place_of(key: str) -> tuple[Pattern | str, Index | None]:
     """Return (the array or directory of `key`, its index in the array's grid)."""
     return parse(key) or (split_key(key)[0], None)
-

@@ -5,24 +5,20 @@ An order predicts the next keys. It knows neither reads in flight nor bytes.
 
 from __future__ import annotations
 
-import enum
 import itertools
 import re
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import NamedTuple, cast
 
+from zarrfs.concurrency.lru import LRU
 from zarrfs.errors import NotDirectory, NotFound
 from zarrfs.store.api import Info, Kind, Store, join_key, split_key
 
 Index = tuple[int, ...]  # the position of a chunk in its grid
-KeySize = tuple[str, int | None]  # a key that exists, and its size in bytes if known
-Ask = Callable[[Sequence[str]], Awaitable[list[KeySize | None]]]  # looks keys up; None for those that do not exist
 
 REACH = 64  # positions by which reads may be out of order: as many as there may be concurrent readers
-_HOLES = 4  # consecutive absent chunks that end a line
 _AXES = 8  # grids with more are not predicted
-_FOUND_NEAR = 16  # latest reads that count for a stride or a run of the least length; for longer runs, all count
 _STRIDES = 4  # latest reads whose distance may be a stride
 _DIRECTORIES = 64  # directories without files that one call of take() passes at most
 
@@ -61,66 +57,47 @@ def parse(key: str) -> tuple[Pattern, Index] | None:
     return Pattern(key[: match.start()], separator, match[2] or "", len(index)), index
 
 
-class Run(NamedTuple):
-    """Chunks that were read in order along one axis, `step` apart, from `first` to `last`."""
+def find_run(recent: LRU[Index, int], index: Index, least: int) -> GridRun | None:
+    """Find a run of at least `least` chunks that ends or begins with the latest read, `index`; None if there is none.
 
-    axis: int
-    step: int
-    first: Index
-    last: Index
-
-
-def find_run(recent: Mapping[Index, int], index: Index, least: int) -> Run | None:
-    """Find a run of at least `least` chunks that includes the latest read, `index`; None if there is none.
-
-    `recent` maps the latest reads, in their order, to increasing numbers. Runs of neighbours take precedence over
-    strides.
+    `recent` maps the latest reads, in their order, to increasing numbers. A run is along one axis, its chunks a step
+    apart; its direction is that in which most of it was read.
     """
-    late = recent[index] - _FOUND_NEAR
-    for axis in range(len(index) - 1, -1, -1):
-        run = _run_along(recent, index, axis, 1, 0)
-        if len(run) > least or (len(run) == least and min(map(recent.__getitem__, run)) > late):
-            return _directed(recent, run, axis, 1)
-    for axis, step in _strides(recent, index):
-        run = _run_along(recent, index, axis, step, late)
-        if (len(run) > least or (len(run) == least and _is_latest(recent, run))) and _is_all(recent, run, axis, step):
-            return _directed(recent, run, axis, step)
+    steps = {(1, axis) for axis in range(len(index))}
+    for other in itertools.islice(reversed(recent), 1, 1 + _STRIDES):
+        apart = [axis for axis in range(len(index)) if index[axis] != other[axis]]
+        if len(apart) == 1:
+            steps.add((abs(index[apart[0]] - other[apart[0]]), apart[0]))
+    for step, axis in sorted(steps, key=lambda one: (one[0], -one[1])):
+        run = _run_along(recent, index, axis, step)
+        if len(run) >= least and (step == 1 or _is_all(recent, run, axis, step)):
+            numbers = [recent[one] for one in run]
+            ascending = sum(1 if later > earlier else -1 for earlier, later in itertools.pairwise(numbers)) >= 0
+            return GridRun(axis, step, run) if ascending else GridRun(axis, -step, run[::-1])
     return None
 
 
-def _run_along(recent: Mapping[Index, int], index: Index, axis: int, step: int, late: int) -> list[Index]:
-    """Return the unbroken run through `index` of chunks that were read after number `late`, in grid order."""
+class GridRun(NamedTuple):
+    """Chunks that were read in this order along one axis, `step` apart."""
+
+    axis: int
+    step: int
+    chunks: list[Index]
+
+
+def _run_along(recent: LRU[Index, int], index: Index, axis: int, step: int) -> list[Index]:
+    """Return the unbroken run through `index` of chunks that were read lately, in grid order."""
     before, at, after = index[:axis], index[axis], index[axis + 1 :]
     low = high = at
-    while recent.get((*before, low - step, *after), late) > late:
+    while (*before, low - step, *after) in recent:
         low -= step
-    while recent.get((*before, high + step, *after), late) > late:
+    while (*before, high + step, *after) in recent:
         high += step
     return [(*before, number, *after) for number in range(low, high + 1, step)]
 
 
-def _strides(recent: Mapping[Index, int], index: Index) -> list[tuple[int, int]]:
-    """Return (axis, step) from `index` to the chunks that were read just before it, shortest first."""
-    found = set()
-    for count, other in enumerate(reversed(cast(dict[Index, int], recent))):
-        if count > _STRIDES:
-            break
-        apart = [axis for axis in range(len(index)) if index[axis] != other[axis]]
-        if len(apart) == 1:
-            step = abs(index[apart[0]] - other[apart[0]])
-            if step > 1:
-                found.add((step, apart[0]))
-    return [(axis, step) for step, axis in sorted(found)]
-
-
-def _is_latest(recent: Mapping[Index, int], run: list[Index]) -> bool:
-    """Return True if a run is exactly the latest reads, in order or in reverse."""
-    numbers = [recent[index] for index in run]
-    return max(numbers) - min(numbers) == len(run) - 1 and numbers in (sorted(numbers), sorted(numbers, reverse=True))
-
-
-def _is_all(recent: Mapping[Index, int], run: list[Index], axis: int, step: int) -> bool:
-    """Return True if no chunk between those of a run was read. Otherwise, several readers only look like a stride."""
+def _is_all(recent: LRU[Index, int], run: list[Index], axis: int, step: int) -> bool:
+    """Return whether no chunk between those of a run was read. Otherwise, several readers only look like a stride."""
     first, last = run[0], run[-1]
     return not any(
         first[axis] < other[axis] < last[axis]
@@ -131,184 +108,97 @@ def _is_all(recent: Mapping[Index, int], run: list[Index], axis: int, step: int)
     )
 
 
-def _directed(recent: Mapping[Index, int], run: list[Index], axis: int, step: int) -> Run | None:
-    """Return a run in the direction in which most of it was read."""
-    numbers = [recent[index] for index in run]
-    later = sum(1 if b > a else -1 for a, b in itertools.pairwise(numbers))
-    if later >= 0:
-        return Run(axis, step, run[0], run[-1])
-    return Run(axis, -step, run[-1], run[0])
-
-
-class Fit(enum.Enum):
-    """The relation of an unpredicted read to a sequence."""
-
-    NONE = 0
-    BEHIND = 1  # one of several concurrent readers was late
-    AHEAD = 2  # the read is ahead of the predictions so far
-    ELSEWHERE = 3  # the read is at the beginning of a line that was not predicted
-
-
 class GridOrder:
-    """A continuation of a run of chunks: to the end of its line, then along the next lines, like an odometer.
+    """The order of chunks along the line of a run, then along the next lines, like an odometer.
 
-    The axis of the run is fastest, then the other axes from last to first. A line begins where earlier lines began,
-    and ends where they ended or no more chunks exist.
+    The axis of the run is fastest, then the other axes from last to first. Lines begin and end at the bounds of what
+    was read. Before a reader has begun a second line, the end is not known: chunks are predicted that may not exist.
     """
 
-    def __init__(self, pattern: Pattern, run: Run) -> None:
+    def __init__(self, pattern: Pattern, run: GridRun) -> None:
         self.pattern = pattern
-        self.ended = False
-        axes = range(pattern.axes)
+        first, self._last = run.chunks[0], run.chunks[-1]
+        axes = range(len(first))
         self._axes = [run.axis, *(axis for axis in reversed(axes) if axis != run.axis)]  # fastest first
         self._steps = [run.step if axis == run.axis else 1 if run.step > 0 else -1 for axis in axes]
-        self._low = list(map(min, run.first, run.last))  # the bounds of all reads, per axis
-        self._high = list(map(max, run.first, run.last))
-        self._ends: list[int | None] = [None] * pattern.axes  # the last position on each axis, if known
+        self._low, self._high = list(map(min, first, self._last)), list(map(max, first, self._last))
+        self._bounded: set[int] = set()  # axes along which lines end at these bounds
         self._learned: set[int] = set()  # axes whose step was observed, not assumed
-        self._read = run.last  # the latest read
-        self._position = list(run.last)  # the next prediction
-        self._position[run.axis] += run.step
-        self._level = 0  # index in _axes of the axis that the latest change of line advanced; 0: no change so far
-        self._on_line = False  # a chunk of the current line exists
-        self._absent = 0  # consecutive absent chunks
-        self._version = 0  # incremented when a read moves the position
+        self._next: list[int] = list(self._last)  # the next prediction; empty at the end
+        self._advance()
 
-    def read(self, index: Index) -> None:
-        """Record a read that belongs to this sequence."""
-        self._read = index
-        self._note(index)
+    @property
+    def ended(self) -> bool:
+        """Return whether there are no more predictions."""
+        return not self._next
 
-    def _note(self, index: Index) -> None:
-        """Extend the bounds of lines to include a read."""
-        for axis, at in enumerate(index):
-            if at < self._low[axis]:
-                self._low[axis] = at
-            elif at > self._high[axis]:
-                self._high[axis] = at
-            end = self._ends[axis]
-            if end is not None and (at - end) * self._steps[axis] > 0:
-                self._ends[axis] = at
-
-    def place(self, index: Index, jittered: bool, alone: bool) -> Fit:
-        """Classify the read of a chunk that was not predicted. After ELSEWHERE, predictions continue from it.
-
-        `jittered` means that concurrent readers take turns, so that the distance between two reads is not the step
-        between lines. `alone` means that the grid has no other sequence to which the read may belong.
-        """
-        off = self._distance(index)
-        if off is not None and -2 * REACH <= off <= REACH:
-            self._note(index)
-            return Fit.BEHIND if off < 0 else Fit.AHEAD
-        level = max((n for n, axis in enumerate(self._axes) if index[axis] != self._read[axis]), default=0)
-        return Fit.ELSEWHERE if level and alone and self._carries(index, level, jittered) else Fit.NONE
-
-    def _distance(self, index: Index) -> int | None:
-        """Return the number of chunks from the position to `index`; None if it is not in this order, or unknown."""
-        chunks, off = 1, 0  # chunks: how many the faster axes hold together; 0: not known
-        for axis in self._axes:
-            turns, rest = divmod(index[axis] - self._position[axis], self._steps[axis])
-            if rest or (turns and not chunks):
-                return None
-            off += turns * chunks
-            end = self._ends[axis]
-            first = self._low[axis] if self._steps[axis] > 0 else self._high[axis]
-            chunks *= 0 if end is None else max(0, (end - first) // self._steps[axis] + 1)
-        return off
-
-    async def take(self, count: int, ask: Ask) -> list[KeySize]:
-        """Return the next `count` chunks that exist; fewer at the end."""
-        found: list[KeySize] = []
-        while len(found) < count and not self.ended:
-            line = self._line(max(count - len(found), _HOLES))
-            if not line:
-                self._end_line()
-                continue
-            version = self._version
-            answers = await ask([self.pattern.key(index) for index in line])
-            if version != self._version:
-                found.clear()
-                continue
-            for index, answer in zip(line, answers, strict=True):
-                self._go_on()
-                if answer is not None:
-                    found.append(answer)
-                    self._on_line, self._absent = True, 0
-                    if len(found) == count:
-                        break
-                elif self._misses(index):
-                    break
+    def take(self, count: int) -> list[str]:
+        """Return the next `count` keys; fewer at the end."""
+        found: list[str] = []
+        while len(found) < count and self._next:
+            found.append(self.pattern.key(tuple(self._next)))
+            self._advance()
         return found
 
-    # -- parts
+    def read(self, index: Index) -> None:
+        """Note a read that belongs to this order."""
+        self._last = index
+        for axis, at in enumerate(index):
+            self._low[axis], self._high[axis] = min(self._low[axis], at), max(self._high[axis], at)
 
-    def _line(self, count: int) -> list[Index]:
-        """Return the next `count` positions of the line; fewer at its end."""
-        fast = self._axes[0]
-        at, step, end = self._position[fast], self._steps[fast], self._ends[fast]
-        if end is not None:
-            count = min(count, (end - at) // step + 1)
-        if step < 0:
-            count = min(count, at // -step + 1)
-        before, after = tuple(self._position[:fast]), tuple(self._position[fast + 1 :])
-        return [(*before, at + number * step, *after) for number in range(count)]
-
-    def _go_on(self) -> None:
-        self._position[self._axes[0]] += self._steps[self._axes[0]]
-
-    def _misses(self, index: Index) -> bool:
-        """Record that a chunk does not exist. Return True if that ends the line."""
-        self._absent += 1
-        fast, begun = self._axes[0], self._on_line or not self._level  # the first line began with a read
-        if self._absent < _HOLES or (begun and self._ends[fast] is not None):
+    def is_near(self, index: Index) -> bool:
+        """Note the read of a chunk that was not predicted; return whether it is about to be, or was lately."""
+        chunks, off = 1, 0  # chunks: how many the faster axes hold together; 0: not known
+        for axis in self._axes if self._next else ():
+            turns, rest = divmod(index[axis] - self._next[axis], self._steps[axis])
+            if rest or (turns and not chunks):
+                return False
+            off += turns * chunks
+            step = abs(self._steps[axis])
+            chunks *= (self._high[axis] - self._low[axis]) // step + 1 if axis in self._bounded else 0
+        if not self._next or not -2 * REACH <= off <= REACH:
             return False
-        if begun:
-            self._ends[fast] = index[fast] - self._absent * self._steps[fast]
-        self._end_line()
+        self.read(index)
         return True
 
-    def _end_line(self) -> None:
-        """Move to the beginning of the next line. A line without chunks ends the axis along which it was reached."""
-        level = 1
-        if self._level and not self._on_line:
-            axis = self._axes[self._level]
-            self._ends[axis] = self._position[axis] - self._steps[axis]
-            level = self._level + 1
-        self._absent, self._on_line = 0, False
-        for turned in range(level, len(self._axes)):
-            for faster in self._axes[:turned]:
-                self._position[faster] = self._low[faster] if self._steps[faster] > 0 else self._high[faster]
-            axis = self._axes[turned]
-            at, end = self._position[axis] + self._steps[axis], self._ends[axis]
-            if at >= 0 and (end is None or (end - at) * self._steps[axis] >= 0):
-                self._position[axis], self._level = at, turned
-                return
-        self.ended = True
+    def turns(self, index: Index, jittered: bool) -> bool:
+        """Go on from the read of a chunk that was not predicted, if it begins another line; return whether it does.
 
-    def _carries(self, index: Index, level: int, jittered: bool) -> bool:
-        """Continue at a read if it can begin the next line; earlier lines then end at their last read."""
-        axis, fast = self._axes[level], self._axes[0]
-        step = index[axis] - self._read[axis]
-        if step != self._steps[axis] and (jittered or axis in self._learned or abs(step) > REACH):
+        `jittered`: several readers take turns, so that the distance of two reads is not the step between lines.
+        """
+        level = max((n for n, axis in enumerate(self._axes) if index[axis] != self._last[axis]), default=0)
+        axis = self._axes[level]
+        step, usual = index[axis] - self._last[axis], self._steps[axis]
+        if not level or abs(step) > REACH or (step != usual and (jittered or axis in self._learned)):
             return False
-        if step * self._steps[axis] < 0 and abs(step) > 1:  # more likely the start of another pass
+        if step * usual < 0 and abs(step) > 1:  # more likely the start of another pass
             return False
         for faster in self._axes[:level]:
-            first, end = (self._low, self._high) if self._steps[faster] > 0 else (self._high, self._low)
-            each = self._steps[faster]
-            off, left = (index[faster] - first[faster]) // each, (end[faster] - index[faster]) // each
-            if off > (REACH // 2 if faster == fast else 0) or left < 0:
+            off = abs(index[faster] - self._first(faster))
+            if off > (REACH // 2 if faster == self._axes[0] else 0) or not self._is_within(faster, index[faster]):
                 return False
-        for faster in self._axes[:level]:
-            self._ends[faster] = self._high[faster] if self._steps[faster] > 0 else self._low[faster]
+        self._bounded.update(self._axes[:level])
         self._learned.add(axis)
         self._steps[axis] = step
         self.read(index)
-        self._position = list(index)
-        self._go_on()
-        self._level, self._on_line, self._absent, self.ended = level, True, 0, False
-        self._version += 1
+        self._next = list(index)
+        self._advance()
         return True
+
+    def _first(self, axis: int) -> int:
+        return self._low[axis] if self._steps[axis] > 0 else self._high[axis]
+
+    def _is_within(self, axis: int, at: int) -> bool:
+        return self._low[axis] <= at <= self._high[axis]
+
+    def _advance(self) -> None:
+        for axis in self._axes:
+            at = self._next[axis] + self._steps[axis]
+            if at >= 0 and (axis not in self._bounded or self._is_within(axis, at)):
+                self._next[axis] = at
+                return
+            self._next[axis] = self._first(axis)
+        self._next = []
 
 
 class DirectoryOrder:
@@ -322,11 +212,11 @@ class DirectoryOrder:
         self._store = store
         prefix, name = split_key(after)
         self._levels = [(prefix, self._listing(prefix, name))]
-        self._ahead: deque[KeySize] = deque()  # files from give_back(), which take() returns first
+        self._ahead: deque[str] = deque()  # files from give_back(), which take() returns first
 
-    async def take(self, count: int) -> list[KeySize]:
+    async def take(self, count: int) -> list[str]:
         """Return the next `count` files; fewer at the end, or after many directories without files."""
-        found: list[KeySize] = []
+        found: list[str] = []
         while self._ahead and len(found) < count:
             found.append(self._ahead.popleft())
         looked = 0
@@ -343,10 +233,10 @@ class DirectoryOrder:
                 key = join_key(prefix, info.name)
                 self._levels.append((key, self._listing(key)))
             elif info.kind is Kind.FILE:
-                found.append((join_key(prefix, info.name), info.size))
+                found.append(join_key(prefix, info.name))
         return found
 
-    def give_back(self, found: Sequence[KeySize]) -> None:
+    def give_back(self, found: Sequence[str]) -> None:
         """Put back the last files of the latest take(), so that the next one returns them again."""
         self._ahead.extendleft(reversed(found))
 

@@ -167,7 +167,17 @@ class UnlistedStore(WrappingStore):
                 yield info
 
     async def prefetch(self, keys: Sequence[str]) -> None:
-        await self._store.prefetch(keys)
+        await self._store.prefetch([key for key in keys if not await self._is_beyond(key)])
+
+    async def _is_beyond(self, key: str) -> bool:
+        """Return whether it is known, without requesting `key`, that it is not in the grid of the array above it."""
+        try:
+            node, rest = await self._array(key)
+        except ReadError:
+            return False
+        if node is None or node.grid is None or not _BEYOND.fullmatch(rest):
+            return False
+        return not any(template.index(rest, node.grid) is not None for template in node.templates)
 
     async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         try:
