@@ -110,7 +110,6 @@ def test_a_scan_in_name_order_prefetches_no_key_twice(tmp_path: Path, monkeypatc
     assert not [key for key, times in asked.items() if times > 1 and key >= "b/c/1" and key < "b/c/2"], outcome
 
 
-
 def test_a_second_scan_is_prefetched(square: RecordingStore) -> None:
     assert read_all(square, SQUARE[:1000] * 2).share >= 0.99
 

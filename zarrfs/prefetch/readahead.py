@@ -145,7 +145,7 @@ class KeyReadAhead:
                     run.reached = run.made
                 else:
                     self._cancel(run)
-                run.trust, run.strays = run.trust // 2, 0
+                run.strays = 0
                 self._queue(run)
                 return
         for run in runs:
