@@ -58,7 +58,7 @@ def index(tmp_path: Path) -> Path:
     """Return a directory with one index."""
     document = tmp_path / "refs.json"
     document.write_text('{"version": 1, "refs": {"a": "x"}}')
-    assert run("index", document, "--index-dir", tmp_path / "index").returncode == 0
+    assert run("ls", document, "--index-dir", tmp_path / "index").returncode == 0
     return tmp_path / "index"
 
 

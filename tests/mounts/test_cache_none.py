@@ -111,7 +111,7 @@ def test_nothing_is_written_to_the_index_directory_of_the_system(
     for name in ("XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name)
     (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": {"x": os.urandom(16).hex()}}))
-    made = run("index", tmp_path / "refs.json", "--index-dir", tmp_path / "kept").stdout
+    made = json.loads(run("info", "--json", tmp_path / "refs.json", "--index-dir", tmp_path / "kept").stdout)["index"]
     digest = os.path.basename(made).split(".")[0]
     with mounted(tmp_path / "refs.json", tmp_path / "mnt", "cache=none"):
         places.check()
@@ -150,11 +150,3 @@ def test_stores_and_other_commands_write_nothing(
         assert run(command, references / "combined_v1.json", "-o", "cache=none").returncode == 0
         places.check()
 
-
-def test_an_index_is_written_only_to_a_given_file(places: Places, references: Path, tmp_path: Path) -> None:
-    source = references / "combined_v1.json"
-    done = run("index", "--option", "cache=none", "-O", tmp_path / "made.index", source)
-    assert (done.returncode, done.stdout) == (0, f"{tmp_path}/made.index\n")
-    done = run("index", "--option", "cache=none", source)
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1

@@ -139,20 +139,6 @@ def test_the_chunks_of_a_record_file_that_was_not_written_are_absent(
         assert (mount / "a/20").read_bytes() == b"\x14"
 
 
-def test_commands_accept_a_set_with_absent_record_files(tmp_path: Path) -> None:
-    root, expected = tmp_path / "sparse.parq", ["a/20", "a/29", "a/3", "a/41"]
-    write_sparse(root, tmp_path / "target")
-    refs = json.loads(run("refs", "expand", root).stdout)
-    assert sorted(key for key in refs if "/." not in f"/{key}") == expected
-    done = run("refs", "convert", root, tmp_path / "whole.parq")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("missing_records=") == 1
-    about = json.loads(run("info", "--json", tmp_path / "whole.parq").stdout)
-    assert about["absent_records"] == 0
-    stats = json.loads(run("refs", "stats", "--json", root).stdout)
-    assert [(array["key"], array["missing"]) for array in stats["arrays"]] == [("a", 46)]
-
-
 def test_xarray_reads_a_set_over_http_without_listings(nginx: Nginx, combined: Path, tmp_path: Path) -> None:
     shutil.copytree(combined, nginx.plain.root / "combined.parq", dirs_exist_ok=True)
     url = f"{nginx.plain.url}/combined.parq"

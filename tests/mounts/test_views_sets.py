@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
 import h5py
+import kerchunk.df
 import numpy as np
 import pytest
 import xarray as xr
-import zarr
 from kerchunk.hdf import SingleHdf5ToZarr
 
-from tests.conftest import run
 from tests.mounts.mounting import mounted
-from tests.references.refsets import done, entries, refs
-from tests.zarrsamples import ROOT, SAMPLES, Sample
+from tests.zarrsamples import SAMPLES
 
 NAMES = "v0_int32_01", "v1_float64_06", "v1_str160_19", "v0_uint64_13"
 SOME = [sample for sample in SAMPLES if sample.label in NAMES]
@@ -80,7 +76,8 @@ def test_xarray_reads_a_kerchunk_set_as_the_file_itself(
 ) -> None:
     path, held = kerchunk_set
     if form == "parquet":
-        done("convert", "--to", form, "--record-size", "3", path, tmp_path / "set.parq")
+        refs = json.loads(path.read_text())
+        kerchunk.df.refs_to_dataframe(refs.get("refs", refs), str(tmp_path / "set.parq"), record_size=3)
         path = tmp_path / "set.parq"
     with mounted(path, tmp_path / "mnt", f"view={view}") as mountpoint:
         assert (mountpoint / "zarr.json").exists() == (view == "v3")
@@ -88,55 +85,3 @@ def test_xarray_reads_a_kerchunk_set_as_the_file_itself(
             xr.testing.assert_identical(seen.load(), held)
         chunks = sorted(path.name for path in (mountpoint / "air").iterdir() if path.name[0].isdigit())
         assert chunks == ["0.0.0", "0.1.0", "1.0.0", "1.1.0"]
-
-
-@pytest.mark.parametrize("form", ["json", "parquet"])
-def test_a_set_is_made_of_a_view_of_a_set(kerchunk_set: tuple[Path, xr.Dataset], form: str, tmp_path: Path) -> None:
-    path, held = kerchunk_set
-    if form == "parquet":
-        done("convert", path, tmp_path / "set.parq")
-        path = tmp_path / "set.parq"
-    done("from-store", "--view", "v3", path, "-O", tmp_path / "v3.json")
-    assert refs("from-store", "--relative", "--view", "v3", path, "-O", tmp_path / "r.json").exit_code == 2
-    fs = fsspec.filesystem("reference", fo=str(tmp_path / "v3.json"), remote_protocol="file", asynchronous=False)
-    with xr.open_zarr(fs.get_mapper(""), consolidated=False, chunks=None, zarr_format=3) as seen:
-        xr.testing.assert_identical(seen.load(), held)
-
-
-@pytest.mark.parametrize("view", ["v2", "v3"])
-@pytest.mark.parametrize("sample", SOME, ids=lambda sample: sample.label)
-def test_a_set_of_a_view_needs_no_mount(tmp_path: Path, sample: Sample, view: str) -> None:
-    done("from-store", "--view", view, sample.store, "-O", tmp_path / "set.json")
-    found = entries(tmp_path / "set.json")
-    chunks = [value for value in found.values() if isinstance(value, list)]
-    assert chunks
-    assert all(Path(url).stat().st_size == length for url, _offset, length in chunks)
-    fs = fsspec.filesystem("reference", fo=str(tmp_path / "set.json"), remote_protocol="file", asynchronous=False)
-    array = zarr.open_array(fs.get_mapper(""), mode="r", zarr_format=int(view[1]))  # type: ignore[arg-type]
-    values = np.asarray(array[...]).astype(str(sample.dtype))
-    assert hashlib.sha256(values.tobytes()).hexdigest() == sample.sha256
-    assert array.attrs.asdict() == sample.attributes
-
-
-@pytest.mark.parametrize("relative", [False, True])
-def test_inner_chunks_of_shards_are_ranges(tmp_path: Path, relative: bool) -> None:
-    shutil.copytree(ROOT / "v3_hier", tmp_path / "store")
-    done("from-store", "--view", "v2", *["--relative"] * relative, tmp_path / "store", "-O", tmp_path / "set.json")
-    found = entries(tmp_path / "set.json")
-    url, offset, length = found["shard/5/4"]
-    assert url.startswith("store/") if relative else url == str(tmp_path / "store/shard/c/1/1")
-    assert offset + length <= (tmp_path / "store/shard/c/1/1").stat().st_size
-    sample = next(sample for sample in SAMPLES if sample.label == "v3_hier-shard")
-    with mounted(tmp_path / "set.json", tmp_path / "mnt") as mountpoint:
-        values = np.asarray(zarr.open_array(mountpoint / "shard", mode="r", zarr_format=2)[...])
-    assert hashlib.sha256(values.astype(str(sample.dtype)).tobytes()).hexdigest() == sample.sha256
-
-
-def test_nodes_that_a_version_cannot_hold_are_reported(tmp_path: Path) -> None:
-    store = ROOT / "v0_pickled_snappy"
-    found = refs("from-store", "--view", "v2", store, "-O", tmp_path / "set.json")
-    assert found.exit_code == 0
-    why = "codec blosc with snappy, which today's readers lack: it would have to be decoded"
-    assert f"/: left out of view=v2: {why}" in found.stderr
-    assert not entries(tmp_path / "set.json")
-    assert run("refs", "from-store", "--view", "arrays", ROOT / "v3_hier", "-O", tmp_path / "x.json").returncode == 2

@@ -1,4 +1,4 @@
-"""Helpers for the tests of zarrfs refs: run commands in this process, read sets, and draw random sets."""
+"""Helpers for tests of commits: read reference sets, and draw random ones."""
 
 from __future__ import annotations
 
@@ -7,33 +7,18 @@ from typing import Any
 
 import fsspec
 import trio
-from click.testing import CliRunner, Result
 from hypothesis import strategies as st
 
 from zarrfs import sources
-from zarrfs.cli import main
 from zarrfs.config.options import Options
 from zarrfs.store.index import IndexStore
 
 TARGET = bytes(range(256)) * 4  # the contents of each target of a random set
 
 
-def refs(*arguments: object) -> Result:
-    """Run zarrfs refs ... in this process."""
-    return CliRunner().invoke(main, ["refs", *map(str, arguments)])
-
-
-def done(*arguments: object) -> Result:
-    """Run refs(), which must succeed and print nothing on standard error."""
-    result = refs(*arguments)
-    assert (result.exit_code, result.stderr) == (0, ""), result.stderr
-    return result
-
-
 def entries(path: object) -> dict[str, Any]:
     """Return the set at `path` in order; a value is the bytes of an inline value, [url] or [url, offset, length]."""
     store = sources.open_source(str(path), Options(), child=False)
-    assert store.is_reference_set
     found: dict[str, Any] = {}
 
     async def collect() -> None:

@@ -32,7 +32,6 @@ COMMANDS = {
     "cat": ("zarrfs.cli.cat", "Write files of SOURCE to standard output."),
     "info": ("zarrfs.cli.info", "Describe SOURCE, or one of its files and where its bytes are."),
     "config": ("zarrfs.cli.config", "Show the options in effect, and where each is set."),
-    "index": ("zarrfs.cli.index", "Compile a document ahead of its first use."),
     "cache": ("zarrfs.cli.cache", "List, verify and remove what is cached on disk."),
     "check": ("zarrfs.cli.check", "Read all of SOURCE, and report what cannot be read."),
     "doctor": ("zarrfs.cli.doctor", "Diagnose what prevents a mount on this machine."),
@@ -45,7 +44,6 @@ COMMANDS = {
     "stage-out": ("zarrfs.cli.stage_out", "Save the results of a job: as an archive, or copied to a URL."),
     "run": ("zarrfs.cli.run", "Run a command with SOURCE mounted for it."),
     "completion": ("zarrfs.cli.completion", "Write the completion script of a shell."),
-    "refs": ("zarrfs.cli.refs", "Convert, validate, merge and make reference sets."),
 }
 
 EPILOG = """\b

@@ -19,13 +19,13 @@ FORMATS = ("references", "archive", "directory", "zip")  # those of copying.comm
 EPILOG = """\b
 Examples:
   zarrfs commit refs.json --upperdir changes -O new.json        and new.json.data, if it takes one
-  zarrfs commit refs.json --upperdir changes -O new.parquet --in-place
+  zarrfs commit refs.json --upperdir changes -O new.json.zst --in-place
   zarrfs commit archive.json --upperdir changes --blobs /srv/blobs -O new.json
   zarrfs commit s3://bucket/refs.json --upperdir changes -O store.zarr
 \b
-The name of NEW decides its form: .json, .json.gz, .json.zst, .json.xz, .json.bz2, .parq, .parquet and .index are
-reference sets (but .json of an archive is an archive), .zip is a zip file, .zarr or a name that ends in "/" a
-directory. NEW appears once it is complete."""
+The name of NEW decides its form: .json, .json.gz, .json.zst, .json.xz and .json.bz2 are reference sets (of an archive
+they are archives), .zip is a zip file, .zarr or a name that ends in "/" a directory.
+NEW appears when it is complete."""
 
 
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
@@ -37,13 +37,12 @@ directory. NEW appears once it is complete."""
 )  # fmt: skip
 @click.option("--in-place", is_flag=True, help="References: point to larger changed files where they are.")
 @click.option("--relative", is_flag=True, help="References: name the data file relative to NEW.")
-@click.option("--record-size", type=click.IntRange(1), metavar="N", help="Parquet: N references in a record file.")
 @click.option("--skip-unsupported", is_flag=True, help="Leave out what NEW cannot hold, with a warning.")
 @click.option("--force", is_flag=True, help="Replace NEW if it exists.")
 @common.source_options("source", "fetch", output="Write to NEW.", log_level="warning")
 def commit(
     source: str, output: str | None, form: str | None, inline: int, in_place: bool, relative: bool,
-    record_size: int | None, skip_unsupported: bool, force: bool, parsed: Parsed,
+    skip_unsupported: bool, force: bool, parsed: Parsed,
 ) -> None:  # fmt: skip
     """Write SOURCE with the changes in --upperdir to NEW: a reference set, an archive, a directory or a zip file.
 
@@ -68,7 +67,7 @@ def commit(
     async def body(store: Store, plan: Plan) -> None:
         assert isinstance(store, Overlay)
         to = new_format(output, form, plan.kind)
-        new = NewSource(output, to, force, inline, in_place, relative, record_size, blobs if to == "archive" else None)
+        new = NewSource(output, to, force, inline, in_place, relative, blobs if to == "archive" else None)
         quiet = parsed.options.log_level == "error"
         await write(
             store, plan, new, warn, skip_unsupported,

@@ -142,17 +142,8 @@ def _merge(words: list[str], given: dict[str, Any], defaults: dict[str, Any]) ->
     from zarrfs.config.effective import settings
 
     names = [name for name in SOURCES if isinstance(given.get(name), str)]
-    split: list[tuple[str, str]] = []
-    if "sources" in given:
-        from zarrfs.references.merge import split_prefix
-
-        split = [split_prefix(text) for text in given["sources"]]
-    found = settings(words, [*(given[name] for name in names), *(source for _prefix, source in split)], defaults)
+    found = settings(words, [given[name] for name in names], defaults)
     given |= zip(names, found.sources, strict=False)
-    if split:
-        prefixed = zip(split, found.sources[len(names) :], strict=True)
-        # write "=" even after an empty prefix, because the command splits again and a source may contain "="
-        given["sources"] = tuple(f"{prefix}={source}" for (prefix, _name), source in prefixed)
     return found.parsed
 
 

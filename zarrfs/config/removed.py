@@ -20,7 +20,8 @@ OPTIONS: Mapping[str, str] = {
 }
 # the command as typed, such as "refs merge"
 COMMANDS: Mapping[str, str] = {
-    "refs validate": "`zarrfs check` lists the bad entries of a set",
+    "refs": "kerchunk and VirtualiZarr make, convert and merge reference sets; `zarrfs check` lists bad entries",
+    "index": "the first mount or command compiles a document; its index is in the cache of the user",
     "warm": "mount with cache_dir= and read the keys once",
 }
 

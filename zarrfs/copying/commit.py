@@ -11,16 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from zarrfs.copying.commit_tree import MergedTree
 from zarrfs.errors import SourceError, UsageError
-from zarrfs.references.output import (
-    STDOUT,
-    Output,
-    archive_form,
-    compressor,
-    form_of_name,
-    notes_of_many,
-    output_format,
-)
-from zarrfs.references.relocate import local_path
+from zarrfs.references.output import STDOUT, archive_form, compressor, form_of_name
+from zarrfs.references.writer import local_path
 from zarrfs.store.destination import placed
 from zarrfs.store.overlay import Overlay
 
@@ -39,7 +31,6 @@ class NewSource(NamedTuple):
     inline: int = 1024  # bytes: files up to this size are stored in the document itself
     in_place: bool = False  # references: larger files stay in the upper directory
     relative: bool = False  # references: URLs of the data file are relative to the set
-    record_size: int | None = None  # Parquet: references per record file
     blobs: str | None = None  # archive: the directory of blobs
 
 
@@ -58,7 +49,7 @@ def new_format(path: str, said: str | None, kind: str) -> str:
         return "zip"
     form = form_of_name(name)
     if form is not None:
-        return "archive" if kind == "archive" and form.startswith("json") else "references"
+        return "archive" if kind == "archive" else "references"
     if path.endswith("/") or name.lower().endswith(".zarr") or os.path.isdir(path):
         return "directory"
     raise UsageError(f"{path}: its name has no known ending; give --format {'|'.join(FORMATS)}")
@@ -93,15 +84,20 @@ async def commit(
 
 async def _commit_set(tree: MergedTree, plan: Plan, new: NewSource) -> None:
     from zarrfs.copying.commit_writers import DataFile, ReferenceOptions, references_of
+    from zarrfs.references.writer import JsonWriter
 
-    to = Output(new.path, output_format(new.path, None, "json"), new.replace, new.record_size)
     how = ReferenceOptions(new.inline, new.in_place)
-    with DataFile(to, new.relative) as data, to.open_writer() as writer:
-        data.staging = writer.own[1]
-        async for reference in references_of(tree, plan, to, data, how):
-            writer.add(reference)
-        # the origin is that of a local source, because the user who commits vouches for the targets
-        writer.notes |= notes_of_many([plan], to) | {"origin": ""}
+    with contextlib.ExitStack() as stack:
+        data = stack.enter_context(DataFile(new.path, new.relative))
+        place = stack.enter_context(placed(new.path, "references", new.replace))
+        data.staging = place.own[1]
+        raw = stack.enter_context(open(place.new, "xb"))  # noqa: ASYNC230
+        with compressor(raw, form_of_name(new.path) or "json") as file:
+            writer = JsonWriter(file)
+            async for reference in references_of(tree, plan, data, how):
+                writer.add(reference)
+            writer.commit()
+        raw.flush()
         data.finish()
 
 

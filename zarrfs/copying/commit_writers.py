@@ -23,10 +23,8 @@ from zarrfs.concurrency.lru import LRU
 from zarrfs.config import urls
 from zarrfs.copying.commit_tree import MergedNode, MergedTree
 from zarrfs.errors import SourceError, UsageError
-from zarrfs.references.from_store import reference_of
 from zarrfs.references.keys import ZARR_METADATA, entry_rule
-from zarrfs.references.output import Output, entries, reference_set
-from zarrfs.references.relocate import NOT_UTF8, rewritten, written_urls
+from zarrfs.references.writer import NOT_UTF8, entries, reference_of
 from zarrfs.store.api import FILE_TYPES, SET_IDS, Kind, Reference, split_key
 from zarrfs.store.destination import is_utf8, sync_path
 from zarrfs.store.overlay import Overlay
@@ -48,9 +46,9 @@ class ReferenceOptions(NamedTuple):
 
 
 async def references_of(
-    tree: MergedTree, plan: Plan, to: Output, data: DataFile, how: ReferenceOptions
+    tree: MergedTree, plan: Plan, data: DataFile, how: ReferenceOptions
 ) -> AsyncIterator[Reference]:
-    """Yield a reference for every file of `tree`, over the source of `plan`, with URLs as the set `to` needs them.
+    """Yield a reference for every file of `tree`, over the source of `plan`, with URLs as the new set needs them.
 
     An entry that a set cannot hold is an error, or is left out, as in MergedTree.nodes(); an empty directory is left
     out with a warning.
@@ -58,8 +56,7 @@ async def references_of(
     if plan.kind == "references":
         assert tree.overlay.lower is not None
         shown = _VisibleLower(tree.overlay)
-        lower = entries(reference_set(tree.overlay.lower, plan), plan)
-        async for reference in rewritten(lower, written_urls(plan, to, alone=False)):
+        async for reference in entries(tree.overlay.lower, plan, data.directory):
             if await shown(reference.key):
                 yield reference
     async for node in _files(tree, changed=plan.kind == "references"):
@@ -127,7 +124,7 @@ class _VisibleLower:
 
 
 class DataFile:
-    """A new file beside the set `to`, to which values are appended: NAME.data or, if that exists, NAME.2.data etc.
+    """A new file beside the set `path`, to which values are appended: NAME.data or, if that exists, NAME.2.data etc.
 
     Existing files are not replaced, because the source or another set may refer to them. Until finish() moves it into
     place, the new file is in the temporary directory of the set, which a later command removes if this one is killed.
@@ -135,9 +132,11 @@ class DataFile:
     the file cannot be written, and SourceError if its name cannot be used. The file is created by the first add().
     """
 
-    def __init__(self, to: Output, relative: bool) -> None:
-        self._set = os.path.realpath(to.path)
-        self._shown, self._base = to.path, to.base if relative else None
+    def __init__(self, path: str, relative: bool) -> None:
+        self._set = os.path.realpath(path)
+        # where relative URLs of the set begin; None behind a symbolic link, where they have two meanings
+        self.directory = None if os.path.islink(path) else os.path.dirname(os.path.abspath(path))
+        self._shown, self._base = path, self.directory if relative else None
         self._before = self._identity()
         self._descriptor, self._end = -1, 0
         self._placed = False

@@ -19,6 +19,8 @@ _FORMATS = {  # first bytes: (name, function that makes a reference set of the f
 
 def why_no_source(head: bytes) -> str | None:
     """Return why a data file that begins with `head` is no source, and what to do; None for other files."""
+    if head.startswith(b"SQLite format 3\0"):
+        return "is a database, and no source; of an index, mount the document that it was made of"
     for magic, (name, maker) in _FORMATS.items():
         if head.startswith(magic):
             remedy = f"make a reference set of it with {maker}" if maker else "convert it: nccopy -k nc4"

@@ -20,12 +20,11 @@ import trio
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.concurrency.tasks import for_each
-from zarrfs.config.shares import WHOLE, Share
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, SourceError, StoreError, TargetMissing
 from zarrfs.references.keys import printable as shown
 from zarrfs.references.parquet_files import Directory, Remote
 from zarrfs.references.parquet_metadata import ABSENT, DOCUMENT, UNKNOWN, Bound, ParquetSet, is_chunk_like, read_set
-from zarrfs.store.api import Absences, Fault, Info, Kind, Reference, Store, Usage, Value, join_key, split_key
+from zarrfs.store.api import Absences, Info, Kind, Reference, Store, Usage, Value, join_key, split_key
 from zarrfs.store.targets import TargetReader, Targets
 from zarrfs.store.values import BytesValue
 from zarrfs.system.buffers import Buffer
@@ -92,7 +91,6 @@ class ParquetStore(Store):
 
     immutable = True
     knows_names = True
-    is_reference_set = True
 
     def __init__(
         self, place: Directory | Remote, targets: TargetReader, memory: int, limit: Bound,
@@ -137,35 +135,6 @@ class ParquetStore(Store):
 
     async def lists(self, prefix: str) -> bool:
         return False  # a listing takes a request for each record file
-
-    async def faults(self, share: Share = WHOLE) -> AsyncIterator[Fault]:
-        # Yields the faults of `.zmetadata`, of record files as a whole, and of their rows. A share takes every Nth
-        # record file.
-        self._warned = True  # no warning in the log: absent record files are among the faults
-        found = await self.opened()
-        for entry, rule in () if share.index else found.problems:
-            yield Fault(entry, rule)
-        before = 0  # record files of the arrays before
-        for array, grid in found.grids.items():
-            if grid is None:
-                continue
-            begin, step = (share.index - before) % share.count, share.count
-            before += _record_files(grid, found.record_size)
-            async for number, first, last, record in self._records_of(array, grid, begin * found.record_size, step):
-                where, wanted = shown(_record_key(array, number)), last - first
-                if isinstance(record, ReadError):
-                    yield Fault(where, record.reason)
-                    continue
-                if record.rows < wanted:
-                    yield Fault(where, f"{record.rows} rows for {wanted} chunks")
-                for row in range(record.rows):
-                    one = record.row(row)
-                    if one is not None and (one.broken or row >= wanted):
-                        yield Fault(where, one.broken or f"row {row}: beyond the last chunk")
-        absences = None if share.index else await self.absences()
-        if absences is not None and absences.absent:
-            many = f"absent record files: {absences.absent:,} of {absences.record_files:,}"
-            yield Fault(absences.first, f"is not there ({many}): its chunks count as absent", True)
 
     async def absences(self, prefix: str = "", ask: bool = True) -> Absences | None:
         """Count the absent record files of the arrays at and below `prefix`.

@@ -21,7 +21,6 @@ from zarrfs.documents.data_files import why_no_source
 from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetChanged, TargetMissing
 from zarrfs.net.responses import Entry, Fetched, System, too_large
 from zarrfs.net.versions import differs
-from zarrfs.store.indexfile import MAGIC
 from zarrfs.system.memory import memory_limit
 
 if TYPE_CHECKING:  # importing these takes longer than everything else here
@@ -52,9 +51,9 @@ def read_document(
 ) -> FetchedDocument | None:
     """Fetch the document at `url`. Return None if there is a store or no document. Raise SourceError.
 
-    A document is a file whose name ends in ".json" or whose first character is "{" or "[", an index, a compressed
-    file, or the archive in a tar of flux dump. A large document is written to a file in `directory` (None: the
-    system's temporary directory). `known(stamp, dump)` returns whether the caller already has an index of this
+    A document is a file whose name ends in ".json" or whose first character is "{" or "[", a compressed file, or the
+    archive in a tar of flux dump. A large document is written to a file in `directory` (None: the system's temporary
+    directory). `known(stamp, dump)` returns whether the caller already has an index of this
     version; the document is then not fetched. `dump`: the version is that of an archive in such a tar.
     """
 
@@ -145,7 +144,7 @@ async def _read_document(
         if wrong := why_no_source(start):
             raise SourceError(without_secrets(url), wrong)
         json = start.lstrip()[:1] in (b"{", b"[")
-        if doubtful and not json and not is_compressed(start) and not start.startswith(MAGIC):
+        if doubtful and not json and not is_compressed(start):
             return None
     data = None if entry.size is None else await _download(files, system, path, entry, options, directory)
     if data is not None:

@@ -27,7 +27,7 @@ from zarrfs.archives.dump_reader import document, run_local, split_member
 from zarrfs.archives.source_kinds import DUMP, FLUX, helper_fault, is_flux
 from zarrfs.config.options import TABLE, Options
 from zarrfs.config.redaction import without_secrets
-from zarrfs.config.urls import parent, protocols, same_server
+from zarrfs.config.urls import parent, protocols
 from zarrfs.documents.compilation import Compilation, ReadingProgress
 from zarrfs.documents.compressed import is_tar, is_zip
 from zarrfs.documents.data_files import why_no_source
@@ -39,8 +39,7 @@ from zarrfs.net.responses import too_large
 from zarrfs.references.parse import SLICED_MEMBERS
 from zarrfs.sources.compile_lock import compiling
 from zarrfs.sources.index_cache import IndexCache
-from zarrfs.sources.index_sources import adopt, plan_index
-from zarrfs.store.indexfile import INDEX_VERSION, MAGIC, IndexWriter
+from zarrfs.store.indexfile import INDEX_VERSION, IndexWriter
 from zarrfs.system.processes import end_with_parent
 from zarrfs.system.signals import End
 
@@ -125,7 +124,7 @@ def _fetch_flux(source: str, options: Options) -> Document:
 
 
 def fetch_local(path: str, options: Options) -> Document | Plan:
-    """Open a local document, or plan a local zip file or index. `path` is absolute; for a tar it may end in #NAME."""
+    """Open a local document, or plan a local zip file. `path` is absolute; for a tar it may end in #NAME."""
     path, member = (path, "") if os.path.exists(path) else split_member(path)
     try:
         with open(path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as file:
@@ -133,7 +132,7 @@ def fetch_local(path: str, options: Options) -> Document | Plan:
             if not stat.S_ISREG(status.st_mode):
                 raise SourceError(path, "is neither a directory nor a regular file")
             head = file.read(_PEEK)
-            data = -1 if is_zip(head) or head.startswith(MAGIC) else os.dup(file.fileno())
+            data = -1 if is_zip(head) else os.dup(file.fileno())
     except IsADirectoryError:
         raise SourceError(path, "is a directory; a document is a file") from None
     except OSError as exc:
@@ -143,8 +142,6 @@ def fetch_local(path: str, options: Options) -> Document | Plan:
 
         plan = plan_remote(f"zip://::file://{path}", options)  # it may hold a set in the Parquet layout
         return dataclasses.replace(plan, source=path, mtime_ns=status.st_mtime_ns)
-    if head.startswith(MAGIC):
-        return plan_index(path, options, status.st_mtime_ns)
     if is_tar(head):
         return _from_dump(path, data, member, options)
     if member:
@@ -207,10 +204,9 @@ def compile_document(document: Document, options: Options, deadline: float) -> P
     """Plan a document, with its index from the cache directory or compiled now."""
     cache = IndexCache(options)
     path, notes = document.known or _index(document, options, cache, deadline)
-    base = notes.get("base", "")  # a fetched index may claim any base
     return Plan(
         document.source, notes["kind"], index=path, temporary=cache.temporary, origin=document.origin,
-        base=base if same_server(base, document.origin) else document.base, mtime_ns=document.mtime_ns,
+        base=document.base, mtime_ns=document.mtime_ns,
         warnings=tuple(json.loads(notes["warnings"])), digest=notes.get("document", ""), blobs=document.blobs,
     )  # fmt: skip
 
@@ -292,9 +288,7 @@ def _compile(
     """
     try:
         with cache.new() as scratch:
-            with document.open() as file:
-                is_index = file.read(len(MAGIC)) == MAGIC
-            notes = adopt(document, scratch) if is_index else _write(document, options, scratch, content)
+            notes = _write(document, options, scratch, content)
             if changed():
                 raise SourceError(document.source, "changes while it is read")
             return cache.keep(scratch, _digest(content, options)), notes

@@ -11,7 +11,6 @@ import stat
 from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zarrfs.config.shares import WHOLE, Share
 from zarrfs.errors import InvalidKey, NameTooLong, NotFound, OutOfRange, ReadError, TargetChanged, TargetMissing
 from zarrfs.system.buffers import Buffer
 
@@ -86,14 +85,6 @@ class Reference(NamedTuple):
     length: int | None = None  # bytes; None: all of the target
 
 
-class Fault(NamedTuple):
-    """A fault of a reference set; despite a warning the set is valid."""
-
-    entry: str  # its place in the set: refs["x/0"], gen[2].url, x/refs.0.parq; "" for the whole set
-    rule: str
-    warning: bool = False
-
-
 class Absences(NamedTuple):
     """The counts of absent and possible record files of a Parquet set."""
 
@@ -151,7 +142,6 @@ class Store(abc.ABC):
 
     immutable: bool = False  # no key ever changes: the kernel may cache names, attributes and pages indefinitely
     knows_names: bool = False  # names are looked up and listed without a request to a server
-    is_reference_set: bool = False  # references() and faults() are implemented
     links_cross_layers: bool = False  # open() resolves links within one layer only: resolve them first, with info()
 
     @property
@@ -272,14 +262,6 @@ class Store(abc.ABC):
         Unless `ask`, no record file is read; the result is also None if they cannot be counted without that.
         """
         return None
-
-    async def faults(self, share: Share = WHOLE) -> AsyncIterator[Fault]:
-        """Yield every fault of a reference set, or one share of them.
-
-        Faults that cannot be divided are in the first share.
-        """
-        return
-        yield  # makes it a generator
 
     async def references(self) -> AsyncIterator[Reference]:
         """Yield every file of a reference set, in the order of list_prefix("").

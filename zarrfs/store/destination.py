@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import re
 import secrets
@@ -18,10 +17,7 @@ from zarrfs.errors import SourceError, UsageError, reason_of
 from zarrfs.store.staging import lock
 from zarrfs.system.renaming import EXCHANGE, rename
 
-_DOCUMENT = ".zmetadata"
-_RECORD_FILE = re.compile(r"refs\.[0-9]+\.parq")
-_UNFINISHED = ("new", ".new.")  # prefixes of names in a temporary directory; the second one is ParquetWriter's
-_DIRECTORIES = {"parquet": "a Parquet set", "directory": "what is to be written"}
+_UNFINISHED = "new"  # prefix of names in a temporary directory
 
 
 class Placement(NamedTuple):
@@ -33,11 +29,10 @@ class Placement(NamedTuple):
 
 @contextlib.contextmanager
 def placed(shown: str, form: str, replace: bool, sync: bool = True) -> Iterator[Placement]:
-    """Provide a path for a new file, or directory ("parquet", "directory"), and rename it to `shown` at the end.
+    """Provide a path for a new file, or directory (form "directory"), and rename it to `shown` at the end.
 
-    The result is synced to disk, except that a file or Parquet set is not if `sync` is False. If the block raises an
-    exception, the new file or directory is removed. Raise UsageError as check_destination(), SourceError if writing
-    fails, or if other programs added files to the replaced directory meanwhile: those files are kept.
+    The result is synced to disk, except that a file is not if `sync` is False. If the block raises an exception, the
+    new file or directory is removed. Raise UsageError as check_destination(), and SourceError if writing fails.
     """
     path = os.path.realpath(shown)
     check_destination(shown, form, replace)
@@ -60,8 +55,6 @@ def placed(shown: str, form: str, replace: bool, sync: bool = True) -> Iterator[
             sync_path(directory)
         if form == "directory":
             remove_tree(old)
-        else:
-            _remove_set(old)
     except (OSError, sqlite3.Error) as exc:  # SQLite raises its own: a full disk, a value over 1 GB
         raise SourceError(shown, f"cannot be written: {getattr(exc, 'strerror', None) or exc}") from exc
     finally:
@@ -70,8 +63,6 @@ def placed(shown: str, form: str, replace: bool, sync: bool = True) -> Iterator[
                 with contextlib.suppress(OSError):
                     remove_tree(work)
             os.close(held)
-    if os.path.lexists(old):
-        raise SourceError(shown, f"was written; files that were added to the old directory meanwhile are in {old}")
 
 
 def _work_directory(directory: str, name: str) -> tuple[str, int]:
@@ -110,8 +101,7 @@ def _remove_abandoned(directory: str, name: str) -> None:
 def check_destination(shown: str, form: str, replace: bool) -> None:
     """Raise UsageError unless `shown` is free, or `replace` is set and `form` may replace the existing entry.
 
-    A document or zip file replaces any file, an index only an index, a Parquet set only a directory that holds
-    nothing but a set, and a directory any directory. For the last two, an empty directory counts as free.
+    A document or zip file replaces any file, a directory any directory. An empty directory counts as free.
     """
     if not shown:
         raise UsageError("an empty name of a file")
@@ -121,27 +111,23 @@ def check_destination(shown: str, form: str, replace: bool) -> None:
     except FileNotFoundError:
         if not os.path.isdir(os.path.dirname(path)):
             raise UsageError(f"{shown}: no such directory") from None
-        if shown.endswith("/") and form not in _DIRECTORIES:
+        if shown.endswith("/") and form != "directory":
             raise UsageError(f"{shown}: names a directory; {form} is a file") from None
         return
     except OSError as exc:
         raise UsageError(f"{shown}: {reason_of(exc)}") from exc
     if stat.S_ISDIR(status.st_mode):
-        if form not in _DIRECTORIES:
+        if form != "directory":
             raise UsageError(f"{shown}: is a directory; {form} is a file")
         try:
             if not os.listdir(path):
                 return
-            if form == "parquet":
-                _check_set(shown, path)
         except OSError as exc:
             raise UsageError(f"{shown}: {exc.filename}: {reason_of(exc)}") from exc
-    elif form in _DIRECTORIES:
-        raise UsageError(f"{shown}: is a file; {_DIRECTORIES[form]} is a directory")
+    elif form == "directory":
+        raise UsageError(f"{shown}: is a file; what is to be written is a directory")
     elif not stat.S_ISREG(status.st_mode):
         raise UsageError(f"{shown}: is no regular file")
-    elif form == "index" and not _is_index(path):
-        raise UsageError(f"{shown}: exists and is not an index: not replaced")
     if not replace:
         raise UsageError(f"{shown}: already exists; --force replaces it")
 
@@ -153,64 +139,6 @@ def is_utf8(path: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _is_index(path: str) -> bool:
-    """Return whether a file is an index, of any version. Source: the SQLite file format, application id."""
-    from zarrfs.store.indexfile import APPLICATION_ID, MAGIC
-
-    try:
-        with open(path, "rb") as file:
-            head = file.read(72)
-    except OSError:
-        return False
-    return head.startswith(MAGIC) and head[68:72] == APPLICATION_ID.to_bytes(4, "big")
-
-
-# -- directories in the Parquet layout
-
-
-def _check_set(shown: str, directory: str) -> None:
-    """Raise UsageError unless a directory holds a reference set and nothing else.
-
-    Other files in the directory may be targets, which relative URLs in the set name.
-    """
-    try:
-        with open(os.path.join(directory, _DOCUMENT), "rb") as file:
-            found = json.load(file)
-    except (OSError, ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or "record_size" not in found:
-        raise UsageError(f"{shown}: holds something else than a reference set: not replaced")
-    metadata = found.get("metadata")
-    arrays = {key.removesuffix("/.zarray") for key in metadata} if isinstance(metadata, dict) else set()
-    for key, is_file in _below(directory):
-        array, _, name = key.rpartition("/")
-        own = key == _DOCUMENT or (array in arrays and _RECORD_FILE.fullmatch(name))
-        if not (own and is_file):
-            raise UsageError(f"{shown}: holds {key}, which is no part of the reference set: not replaced")
-
-
-def _below(directory: str, prefix: str = "") -> Iterator[tuple[str, bool]]:
-    """Yield (relative path, whether it is a regular file) for all entries below a directory, except directories."""
-    with os.scandir(os.path.join(directory, prefix)) as entries:
-        found = sorted(entries, key=lambda entry: entry.name)
-    for entry in found:
-        key = prefix + entry.name
-        if entry.is_dir(follow_symlinks=False):
-            yield from _below(directory, f"{key}/")
-        else:
-            yield key, entry.is_file(follow_symlinks=False)
-
-
-def _remove_set(directory: str) -> None:
-    """Remove the files of a set, and the directories that are then empty; keep files that were added meanwhile."""
-    for at, _, names in os.walk(directory, topdown=False):
-        for name in names:
-            if _RECORD_FILE.fullmatch(name) or (name == _DOCUMENT and at == directory):
-                os.unlink(os.path.join(at, name))
-        with contextlib.suppress(OSError):
-            os.rmdir(at)
 
 
 # -- names

@@ -15,12 +15,10 @@ from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.concurrency.tasks import for_each, in_background
 from zarrfs.config.options import Options
-from zarrfs.config.shares import WHOLE, Share
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, StoreError
 from zarrfs.store.api import (
     BlockingReader,
     Entry,
-    Fault,
     Info,
     Kind,
     Part,
@@ -76,7 +74,6 @@ class IndexStore(Store):
 
     immutable = True
     knows_names = True
-    is_reference_set = True  # also an archive: references() works if all its files are inline
 
     def __init__(self, path: str, targets: TargetReader, mtime_ns: int | None = None) -> None:
         self._db = open_database(path)
@@ -112,19 +109,6 @@ class IndexStore(Store):
         problems = [f"{entry}: {rule}" for entry, rule in await self.problems()]
         (broken,) = self._db.execute("SELECT count(*) FROM entry WHERE place=?", (ContentKind.BROKEN,)).fetchone()
         return {"files": usage.files, "bytes": usage.bytes, "broken": broken, "problems": problems}
-
-    async def faults(self, share: Share = WHOLE) -> AsyncIterator[Fault]:
-        # "validated": the compiler collected all faults as problems; any other index is checked row by row
-        from zarrfs.store.indexfile import row_faults
-
-        if share.index:  # a document is compiled as a whole, so the first share has all faults
-            return
-        is_document = "validated" in self.meta
-        for entry, rule in await self.problems():
-            yield Fault(entry, rule) if is_document else Fault(entry, f"{rule}: left out of the index", True)
-        if not is_document:
-            for entry, rule in row_faults(self._db):
-                yield Fault(entry, rule)
 
     def hide_document_time(self) -> None:
         self.mtime_ns = None

@@ -14,12 +14,12 @@ import json
 import operator
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from zarrfs.errors import SourceError
-from zarrfs.store.api import KEY_MAX, Kind, name_rule
+from zarrfs.store.api import Kind
 from zarrfs.store.uri import file_uri
 from zarrfs.system.buffers import Buffer
 
@@ -463,76 +463,3 @@ class IndexWriter:
 def int64(value: int) -> bool:
     """Return whether SQLite can store `value`."""
     return -(2**63) <= value < 2**63
-
-
-_END_MAX = 2**63 - 1
-_CHECKED = (
-    "SELECT e.name, e.kind, e.ref, e.size, e.place, e.start, typeof(t.url), length(t.url), typeof(v.data), "
-    "length(v.data) "
-    "FROM entry e LEFT JOIN target t ON t.id=e.ref LEFT JOIN value v ON v.id=e.ref "
-    "WHERE e.parent=? AND e.name>'' ORDER BY e.name"
-)
-
-
-def first_fault(path: str) -> tuple[str, str] | None:
-    """Return (key, rule) of the first row of an index file that no reference set may have, or None."""
-    try:
-        with contextlib.closing(open_database(path)) as db:
-            (found,) = db.execute("PRAGMA quick_check(1)").fetchone()  # a scan of pages used twice might not end
-            return ("", f"damaged: {found}") if found != "ok" else next(row_faults(db), None)
-    except sqlite3.Error as exc:
-        return "", f"damaged: {exc}"
-
-
-def row_faults(db: sqlite3.Connection) -> Iterator[tuple[str, str]]:
-    """Yield (key, rule) of every row below the root that no reference set may have."""
-    levels = [("", db.execute(_CHECKED, (ROOT,)))]
-    seen = {ROOT}
-    try:
-        while levels:
-            prefix, rows = levels[-1]
-            for name, kind, ident, *rest in rows:
-                key = f"{prefix}{name}"
-                rule = name_rule(name) if isinstance(name, str) and "/" not in name else "not a name"
-                if len(key) > KEY_MAX // 4 and len(key.encode()) > KEY_MAX:  # also bounds the depth
-                    rule = f"a key over {KEY_MAX} bytes"
-                if rule is None and kind == Kind.DIRECTORY:
-                    if type(ident) is int and ident not in seen:
-                        seen.add(ident)
-                        levels.append((f"{key}/", db.execute(_CHECKED, (ident,))))
-                        break
-                    rule = "a directory that is in two places"
-                rule = rule or _file_rule(kind, *rest)
-                if rule:
-                    yield key, rule
-            else:
-                levels.pop()
-    except sqlite3.Error as exc:
-        yield "", f"damaged: {exc}"
-
-
-def _file_rule(
-    kind: Any, size: Any, place: Any, start: Any, url: Any, url_size: Any, value: Any, held: Any
-) -> str | None:
-    """Return the rule that the row of a file breaks, or None.
-
-    `url` and `value`: the SQLite types of the target's URL and of the inline value; `url_size`, `held`: their lengths.
-    """
-    if kind != Kind.FILE:
-        return "a symbolic link, which no reference set has" if kind == Kind.SYMLINK else f"of no kind: {kind!r:.40}"
-    if place == ContentKind.INLINE:
-        if value != "blob":
-            return "no inline value"
-        if type(size) is not int or size < 0:
-            return "no size"
-        return None if size == held else f"{held} bytes inline, and a size of {size}"  # only archives may add zeros
-    if place not in (ContentKind.RANGE, ContentKind.WHOLE):
-        return "a file made of regions, which no reference set has" if place in list(ContentKind) else "of no place"
-    if url != "text" or not url_size:
-        return "no target"
-    if place == ContentKind.RANGE:
-        if type(size) is not int or type(start) is not int or size < 0 or start < 0:
-            return "offset and length: expected whole numbers, 0 or more"
-        if start + size > _END_MAX:
-            return "offset + length is over 2^63 - 1"
-    return None
