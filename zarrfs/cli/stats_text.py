@@ -43,8 +43,6 @@ def table(counted: Statistics) -> Iterator[str]:
         yield from _line(f"from {name}", _bytes(counted, *tier, read), share, counts)
     counts = _listed(counted, "remote", requests="requests", repeated="repeated", failed="failed", merged="merged")
     yield from _line("from network", _bytes(counted, "remote", "bytes"), counts)
-    if counted.number("remote", "hedged"):
-        yield from _line("sent twice", _listed(counted, "remote", hedged="requests", hedged_won="answered so"))
     yield from _line("latency", latency(counted))
     flying = _listed(counted, "remote", in_flight="requests", waiting="waiting")
     yield from _line("in flight", _bytes(counted, "remote", "in_flight_bytes"), flying)

@@ -45,8 +45,6 @@ METRICS = (
     Metric("zarrfs_requests_repeated_total", ("remote", "repeated"), "Requests that repeated a failed one."),
     Metric("zarrfs_requests_failed_total", ("remote", "failed"), "Requests that failed, after all retries."),
     Metric("zarrfs_outages_total", ("remote", "outages"), "Outages of servers that lasted for a second or longer."),
-    Metric("zarrfs_requests_hedged_total", ("remote", "hedged"), "Slow requests that were sent a second time."),
-    Metric("zarrfs_requests_hedged_won_total", ("remote", "hedged_won"), "Second requests that were answered first."),
     Metric("zarrfs_ranges_merged_total", ("remote", "merged"), "Ranges that were coalesced with another one."),
     Metric("zarrfs_network_bytes_total", ("remote", "bytes"), "Bytes fetched from servers."),
     Metric("zarrfs_requests_in_flight", ("remote", "in_flight"), "Requests that wait for their answer."),

@@ -26,11 +26,9 @@ from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import in_background
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
-from zarrfs.net.hedging import Hedges
 from zarrfs.net.latency import Latency
 from zarrfs.net.outages import Outage
 from zarrfs.net.responses import Fetched, System, Transient
-from zarrfs.net.systems import ThreadSystem
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +76,7 @@ class _Host:
     """One server: the wants in its queue, its requests in flight, and its outage, if any."""
 
     __slots__ = (
-        "answers", "asked", "flying", "flying_bytes", "hedges", "name", "outage", "requests", "waiting",
-        "waiting_ahead",
+        "answers", "asked", "flying", "flying_bytes", "name", "outage", "requests", "waiting", "waiting_ahead",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -90,7 +87,6 @@ class _Host:
         self.asked = False  # whether a task has been started to send read-ahead
         self.answers = 0  # number of answers so far, including final errors
         self.outage: Outage | None = None
-        self.hedges: Hedges | None = None
 
     def answered(self) -> None:
         """Note an answer, which ends an outage."""
@@ -246,11 +242,9 @@ class RequestQueue:
         """Return counters for statistics and the log."""
         hosts = self._hosts.items()
         named = heapq.nlargest(_NAMED, hosts, key=lambda item: (item[1].outage is not None, item[1].requests))
-        hedges = [host.hedges for host in self._hosts.values() if host.hedges is not None]
         return {
             "requests": self._requests, "repeated": self._repeated, "failed": self._failed, "bytes": self._bytes,
-            "outages": self._outages, "hedged": sum(one.sent for one in hedges),
-            "hedged_won": sum(one.won for one in hedges), "merged": self._merged,
+            "outages": self._outages, "merged": self._merged,
             "in_flight": sum(host.flying for _, host in hosts),
             "in_flight_bytes": sum(host.flying_bytes for _, host in hosts),
             "waiting": sum(len(host.waiting) + len(host.waiting_ahead) for _, host in hosts),
@@ -274,25 +268,12 @@ class RequestQueue:
         host = self._hosts.get(name)
         if host is None:
             host = self._hosts[name] = _Host(name)
-            if not (system.immutable or isinstance(system, ThreadSystem)):  # a thread cannot be cancelled
-                host.hedges = Hedges(functools.partial(self._take, host), functools.partial(self._leave_slot, host))
         return host
 
     def _may_send(self, host: _Host, want: _Want) -> bool:
         if host.flying >= self._options.host_requests:
             return False
         return not host.flying or host.flying_bytes + want.stop - want.start <= self._options.host_bytes
-
-    def _take(self, host: _Host, size: int) -> bool:
-        """Take a slot for a second request, if nothing else waits for one."""
-        busy = host.waiting or host.waiting_ahead or host.flying >= self._options.host_requests
-        if busy or host.outage is not None or host.flying_bytes + size > self._options.host_bytes:
-            return False
-        self._requests += 1
-        host.requests += 1
-        host.flying += 1
-        host.flying_bytes += size
-        return True
 
     def _leave_slot(self, host: _Host, size: int) -> None:
         host.flying -= 1
@@ -415,11 +396,8 @@ class RequestQueue:
         first = wants[0]
         system, path, start = first.system, first.path, first.start
         stop = max(want.stop for want in wants)
-        once, hedges = functools.partial(self._once, system, path, start, stop), host.hedges
-        request: Callable[[], Awaitable[Fetched]] = once
-        if hedges is not None and hedges.watches > 0:
-            request = functools.partial(hedges.fetch, once, stop - start)
-        found: Fetched = await self._attempts(host, wants, start, stop - start, request)
+        once = functools.partial(self._once, system, path, start, stop)
+        found: Fetched = await self._attempts(host, wants, start, stop - start, once)
         if len(wants) == 1:
             first.found = found
             return
@@ -473,10 +451,7 @@ class RequestQueue:
                     exc.about(wants[0].system.shown(wants[0].path), start, length, attempt)
                 raise
             else:
-                seconds = trio.current_time() - sent
-                self._latency.add(seconds)
-                if length and host.hedges is not None:
-                    host.hedges.note(length, seconds)
+                self._latency.add(trio.current_time() - sent)
                 host.answers += 1
                 if host.outage is not None:
                     host.answered()
