@@ -1,6 +1,6 @@
-"""Servers for tests: nginx with and without listings, a server that fails on demand, S3, SFTP, FTP, GCS and Azure.
+"""Servers for tests: nginx with and without listings, a server that fails on demand, S3, SFTP, GCS and Azure.
 
-All listen on free ports of the loopback interface. They run for the whole session, except Faulty and Ftp, which are
+All listen on free ports of the loopback interface. They run for the whole session, except Faulty, which is
 started for each test.
 """
 
@@ -516,105 +516,6 @@ def sftp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sftp]:
     server.close()
     run(server.wait_closed())
     loop.call_soon_threadsafe(loop.stop)
-
-
-# -- FTP
-
-
-class Ftp:
-    """An FTP server of `values` (name -> bytes) in one directory; like old servers, it has no MLST and no EPSV.
-
-    A name with "/" at its end is listed as a directory. Commands other than USER and PASS get the texts of `replies`
-    first, each one once; after a 421 the server closes the connection.
-    """
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-        self.replies: list[str] = []
-        self.logs_in = True
-        self._connections: list[socket.socket] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"ftp://127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    @property
-    def connections(self) -> int:
-        """Return the number of connections since the start."""
-        return len(self._connections)
-
-    def hang_up(self) -> None:
-        """Close all connections."""
-        for one in self._connections:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Stop the server."""
-        self._listener.close()
-        self.hang_up()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = self._listener.accept()
-                self._connections.append(connection)
-                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)  # clients send ABOR as urgent data
-        with contextlib.suppress(OSError), connection, connection.makefile("rb") as commands:
-            connection.sendall(b"220 ready\r\n")
-            passive, rest = None, 0
-            for line in commands:
-                command, _, argument = line.decode().strip().partition(" ")
-                if command not in ("USER", "PASS") and self.replies:
-                    reply = self.replies.pop(0)
-                elif command == "PASV":
-                    passive = socket.create_server(("127.0.0.1", 0))
-                    high, low = divmod(passive.getsockname()[1], 256)
-                    reply = f"227 (127,0,0,1,{high},{low})"
-                elif command == "REST":
-                    rest, reply = int(argument), "350 ok"
-                elif command in ("RETR", "MLSD"):
-                    reply = self._transfer(connection, passive, command, argument, rest)
-                    passive, rest = None, 0
-                else:
-                    login = "230 ok" if self.logs_in else "530 not for you"
-                    replies = {"USER": "331 ok", "PASS": login, "TYPE": "200 ok", "ABOR": "226 ok"}
-                    reply = replies.get(command, "502 not known")
-                connection.sendall(f"{reply}\r\n".encode())
-                if reply.startswith("421"):
-                    return
-
-    def _transfer(
-        self, connection: socket.socket, passive: socket.socket | None, command: str, path: str, rest: int
-    ) -> str:
-        if passive is None:
-            return "425 no data connection"
-        with passive:
-            lines = (
-                f"type={'dir' if name.endswith('/') else 'file'};size={len(value)}; {name.rstrip('/')}\r\n"
-                for name, value in self.values.items()
-            )
-            data = self.values.get(path.lstrip("/")) if command == "RETR" else "".join(lines).encode()
-            if data is None:
-                return "550 no such file"
-            connection.sendall(b"150 here it comes\r\n")
-            passive.settimeout(_START_SECONDS)
-            try:
-                with passive.accept()[0] as receiver:
-                    receiver.sendall(data[rest:])
-            except OSError:
-                return "426 aborted"
-        return "226 done"
-
-
-@pytest.fixture
-def ftp() -> Iterator[Ftp]:
-    """Run an FTP server."""
-    server = Ftp()
-    yield server
-    server.close()
 
 
 # -- Google Cloud Storage

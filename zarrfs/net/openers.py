@@ -23,7 +23,6 @@ from zarrfs.errors import ReadError
 from zarrfs.net import bridge, identity, obstores
 from zarrfs.net.certificates import check_variables
 from zarrfs.net.failures import failure
-from zarrfs.net.ftp import FtpSystem
 from zarrfs.net.http import HttpSystem
 from zarrfs.net.reach import Trust
 from zarrfs.net.responses import System, Transient
@@ -46,9 +45,7 @@ _AZURE_VARIABLES = tuple(  # variables from which adlfs takes credentials
 )
 _AZURE_OPTIONS = ("account_key", "connection_string", "sas_token", "client_id", "credential")
 _SERVER = re.compile(r"[^:/?#]+://[^/?#]*")
-_CONNECTED = ("ftp", *SSH)  # protocols whose clients connect before the first request
 _CONNECTING = 4  # threads that connect to one server; a thread that a caller has abandoned counts until it ends
-_HUNG_UP = ("ConnectionLost", "EOFError", "error_temp")  # of asyncssh and ftplib: perhaps too many connections
 _LINKS = 8  # URLs chained by "::": archives within archives
 _METADATA_WAIT = 3.0  # seconds, as in Google's library
 _KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")  # as in ssh(1)
@@ -89,7 +86,7 @@ class Openers:
         """Return (the system that serves `url`, the path of `url` in it).
 
         Raise ReadError if nothing can serve `url`: an unknown protocol, a missing package, a bucket with a password,
-        options or an environment that cannot be used. Raise Transient if an FTP or SSH server cannot be reached.
+        options or an environment that cannot be used. Raise Transient if an SSH server cannot be reached.
         """
         protocols = urls.protocols(url)
         if len(protocols) > _LINKS:
@@ -110,6 +107,8 @@ class Openers:
             return self._fast_store(protocol, family, url), path
         if self._options.client == "obstore" and family in urls.BUCKETS:
             raise ReadError(without_secrets(url), "obstore cannot serve it: a name of its own kind (client=auto)")
+        if family == "ftp":  # fsspec's client takes errors for absent files, and replies to other requests for its own
+            raise ReadError(without_secrets(url), "FTP is not supported: use HTTP or SFTP, or a mount of rclone")
         return await self._with_fsspec(url, protocol, family)
 
     async def _with_fsspec(self, url: str, protocol: str, family: str) -> tuple[System, str]:
@@ -166,11 +165,11 @@ class Openers:
             except Exception as exc:
                 where = f"{protocol}://"
                 found = failure(exc, where, timeout)
-                hung_up = type(exc).__name__ in _HUNG_UP
+                hung_up = type(exc).__name__ == "ConnectionLost"  # of asyncssh: perhaps too many connections
                 if hung_up:
                     found = Transient(" ".join(str(exc).split()) or "the server has ended the connection")
                 unreached = hung_up or isinstance(exc, OSError | trio.TooSlowError)
-                if unreached and isinstance(found, Transient) and family in _CONNECTED:
+                if unreached and isinstance(found, Transient) and family in SSH:
                     raise found from exc
                 if isinstance(exc, trio.TooSlowError):
                     raise ReadError(where, f"not ready within {timeout:g} s (-o request_timeout=)") from exc
@@ -179,8 +178,6 @@ class Openers:
             if fs.async_impl:
                 hint = "" if personal else _ANONYMOUSLY
                 system = CoroutineSystem(fs, protocol, timeout, limit, hint, connect if family in SSH else None)
-            elif family == "ftp":
-                system = FtpSystem(fs, protocol, timeout, limit)
             else:
                 system = ThreadSystem(fs, protocol, timeout, limit)
             self._systems[key] = system
@@ -281,7 +278,7 @@ def parts_of(class_: Any, family: str, url: str) -> tuple[dict[str, Any], str]:
 
     A "?", "#" or tab is part of the path: fsspec would take a query for options, and cut it off the path of a server.
     """
-    server = _SERVER.match(url) if family in ("smb", *_CONNECTED) else None
+    server = _SERVER.match(url) if family in ("smb", *SSH) else None
     head, path = (url, url) if server is None else (server[0], url[server.end() :])
     return class_._get_kwargs_from_urls(head), class_._strip_protocol(path)
 

@@ -275,9 +275,9 @@ def _is_lost(exc: BaseException) -> bool:
 class ThreadSystem(System):
     """A synchronous file system of fsspec, whose calls run in worker threads."""
 
-    def __init__(self, fs: Any, protocol: str, timeout: float, limit: int, threads: int = _THREADS) -> None:
+    def __init__(self, fs: Any, protocol: str, timeout: float, limit: int) -> None:
         self._fs, self._protocol, self._timeout, self._limit = fs, protocol, timeout, limit
-        self._threads = trio.CapacityLimiter(threads)
+        self._threads = trio.CapacityLimiter(_THREADS)
         self._waiting: set[trio.CancelScope] = set()
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
@@ -387,7 +387,7 @@ def entry(info: dict[str, Any]) -> Entry:
         return Entry(name, True)
     tag = info.get("ETag") or info.get("etag") or info.get("md5") or info.get("CRC")
     mtime_ns = _time_ns(info)
-    link = info.get("type", "file") != "file" or str(info.get("unix.mode")).startswith("l")  # unix.mode: FTP
+    link = info.get("type", "file") != "file"
     size = None if link else info.get("size")  # the size of a link is not the size of its target
     strong = tag is not None and "CRC" not in info
     return Entry(name, False, size, mtime_ns, None if tag is None else str(tag), strong=strong)
