@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import random
@@ -11,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from zarrfs.cache.disk import DiskCache
+from zarrfs.cache.disk import DamagedBlock, DiskCache, load
 from zarrfs.cache.diskfiles import INDEX, LAYOUT, Layout, segment_name
 from zarrfs.cache.diskindex import Index, IndexRow
 from zarrfs.cache.diskspace import LOCKS
@@ -141,3 +142,22 @@ def churn(directory: str, size: int, seed: int, largest: int) -> None:
     except BaseException as exc:
         Path(directory + ".WRONG").write_text(repr(exc))
         os._exit(1)
+
+
+def checked_blocks(directory: Path) -> tuple[int, int]:
+    """Read every block in a cache directory; return how many there are, and how many of them are damaged."""
+    layout = Layout(str(directory), foreign=True)
+    checked = bad = 0
+    with contextlib.suppress(FileNotFoundError):
+        for row in Index(layout.index()).rows():
+            checked += 1
+            if isinstance(row, bytes):
+                bad += 1
+                continue
+            try:
+                load(layout, row)
+            except FileNotFoundError:  # evicted
+                checked -= 1
+            except DamagedBlock:
+                bad += 1
+    return checked, bad

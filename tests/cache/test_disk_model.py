@@ -18,7 +18,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from tests.cache.diskblocks import MIB, ONE, TWO, flip, found, remember, rows, segments, write
 from zarrfs.cache import disk, diskspace
 from zarrfs.cache.disk import DiskCache
-from zarrfs.cache.diskadmin import clear, verify
 from zarrfs.cache.diskfiles import INDEX, LAYOUT
 from zarrfs.net.versions import TargetVersion
 
@@ -135,18 +134,6 @@ class Dictionary(RuleBasedStateMachine):
             path = Path(self.directory, LAYOUT, INDEX if index else f"{row.segment:016x}.segment")
             flip(path, place % path.stat().st_size if index else row.offset + place % row.length)
             self.lossy = True
-
-    @rule()
-    def verify(self) -> None:
-        """Verify twice: the first run removes damaged blocks, so the second one finds none."""
-        assert verify(self.directory).bad == 0 or self.lossy
-        assert verify(self.directory).bad == 0
-
-    @rule()
-    def clear(self) -> None:
-        clear(self.directory)
-        assert rows(Path(self.directory)) == []
-        self.forget()
 
     @rule()
     def remove_directory(self) -> None:

@@ -155,24 +155,6 @@ def test_a_document_is_recognised_whatever_the_umask(tmp_path: Path, monkeypatch
 
 
 @root
-def test_indexes_of_other_users_are_not_taken_for_damaged(shared: Path) -> None:
-    options = Options(index_dir=str(shared / "index"))
-    for number in (65534, 65533):
-        with user(number):
-            plan(shared)
-    with user(65533):
-        assert [one.problem for one in index_cache.cached_files(options)] == ["", index_cache.FOREIGN]
-        assert index_cache.verify(options) == (2, [])
-    gone, _left = index_cache.prune(options, 1e6, None, dry_run=False)
-    assert gone == []
-    flip(next(path for path in indexes(shared) if path.stat().st_uid == 65534))
-    with user(65533):
-        [bad] = index_cache.verify(options)[1]
-        assert bad.problem == index_cache.DAMAGED
-        assert os.path.exists(bad.path), "its owner removes it"
-
-
-@root
 def test_files_of_other_users_are_not_removed(shared: Path) -> None:
     with user(65534):
         plan(shared)
@@ -184,12 +166,6 @@ def test_files_of_other_users_are_not_removed(shared: Path) -> None:
     with user(65533):
         plan(shared)  # removes abandoned files
         assert [path.exists() for path in names] == [False, True] * 3
-        options = Options(index_dir=str(shared / "index"))
-        gone, left = index_cache.prune(options, -1, None, dry_run=False)
-    [kept] = [path for path in indexes(shared) if path.suffix == ".index"]
-    assert kept.stat().st_uid == 65534
-    assert len(gone) == 1
-    assert left == kept.stat().st_size
 
 
 @pytest.mark.timeout(30)

@@ -609,8 +609,8 @@ class DiskCache:
     def _report_old(self, names: list[str]) -> None:
         directory = self._layout.directory
         log.warning(
-            "cache_dir=%s: %s is of an earlier version of zarrfs and is not used; remove it with zarrfs cache clear "
-            "--cache-dir %s", directory, ", ".join(names), directory,
+            "cache_dir=%s: %s is of an earlier version of zarrfs and is not used; it may be removed (rm -r)",
+            directory, ", ".join(names),
         )  # fmt: skip
 
     def _count(self, what: str) -> None:

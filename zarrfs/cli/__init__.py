@@ -32,7 +32,6 @@ COMMANDS = {
     "cat": ("zarrfs.cli.cat", "Write files of SOURCE to standard output."),
     "info": ("zarrfs.cli.info", "Describe SOURCE, or one of its files and where its bytes are."),
     "config": ("zarrfs.cli.config", "Show the options in effect, and where each is set."),
-    "cache": ("zarrfs.cli.cache", "List, verify and remove what is cached on disk."),
     "check": ("zarrfs.cli.check", "Read all of SOURCE, and report what cannot be read."),
     "doctor": ("zarrfs.cli.doctor", "Diagnose what prevents a mount on this machine."),
     "diff": ("zarrfs.cli.diff", "List the changes that an upper directory makes to SOURCE."),

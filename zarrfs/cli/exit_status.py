@@ -18,7 +18,7 @@ TABLE = (
     Row("0", (), "success"),
     Row("1", (), "failure: the last line on standard error says why"),
     Row(
-        "1", ("check", "doctor", "cache verify", "archive verify"),
+        "1", ("check", "doctor", "archive verify"),
         "something is bad, damaged or cannot be read",
     ),
     Row("1", ("archive extract", "stage", "stage-out"), "with --keep-going: something could not be written"),

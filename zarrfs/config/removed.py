@@ -22,6 +22,7 @@ OPTIONS: Mapping[str, str] = {
 COMMANDS: Mapping[str, str] = {
     "refs": "kerchunk and VirtualiZarr make, convert and merge reference sets; `zarrfs check` lists bad entries",
     "index": "the first mount or command compiles a document; its index is in the cache of the user",
+    "cache": "a cache directory may be removed at any time (rm -r), and keeps to cache_size= by itself",
     "warm": "mount with cache_dir= and read the keys once",
 }
 

@@ -13,7 +13,6 @@ was verified. A small index is hashed in any case, so it need not be synced to d
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import os
@@ -31,14 +30,10 @@ from zarrfs.errors import SourceError, UsageError, reason_of
 from zarrfs.store.indexfile import add_notes, read_notes
 
 _INDEX_NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.index")
-_HEADER_NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.netcdf")  # headers of view=netcdf
 _SCRATCH_NAME = re.compile(r"\.zarrfs-.*\.tmp")  # files that are being written, and lock files
 _MEMORY = "/dev/shm"
 _OWN = "zarrfs-index-"  # prefix of a temporary directory with one index
 _FORGOTTEN = 3600.0  # seconds: an older one was left by a killed process
-DAMAGED = "damaged"  # CachedFile.problem: the content does not match the name, or others may write the file
-FOREIGN = "of another user"  # the file is sound, but neither ours nor root's; its owner may use it
-UNFINISHED = "unfinished"  # the file is being written, or its writer was killed
 _SMALL = 1 << 20  # bytes: a smaller index is hashed at each use instead of synced to disk once
 _swept = set[str]()  # directories that this process has swept
 _ABANDONED = 86_400.0  # seconds: an older temporary file was left by a killed writer
@@ -283,21 +278,6 @@ def verified(path: str) -> bool:
         return False
 
 
-def _problem(path: str) -> str:
-    """Return why this user cannot use a file, DAMAGED or FOREIGN; "" if it is trusted."""
-    if verified(path):
-        return ""
-    try:
-        owner = os.lstat(path).st_uid
-        with open(path, "rb", opener=_open) as file:
-            sound = _is_safe(os.fstat(file.fileno())) and _matches(path, file)
-    except PermissionError:
-        sound = True  # not readable, so not known to be damaged
-    except OSError:
-        return DAMAGED
-    return FOREIGN if sound and owner not in (os.geteuid(), 0) else DAMAGED
-
-
 def _is_safe(status: os.stat_result) -> bool:
     """Return whether a file is regular, and only its owner may write it."""
     return stat.S_ISREG(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -327,129 +307,3 @@ def _stat_of(path: str) -> list[int]:
     """Return attributes of which at least one changes with the file, as no program can set the ctime."""
     status = os.lstat(path)
     return [status.st_ino, status.st_uid, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-
-
-# -- administration: `zarrfs cache`
-
-
-@dataclasses.dataclass(frozen=True)
-class CachedFile:
-    """One file of the cache directory; times are in seconds since 1970."""
-
-    path: str
-    size: int  # bytes
-    made: float
-    used: float  # time of the last use by a mount, as far as known
-    kind: str  # of the source: references, archive or icechunk; netcdf: another file; "": useless
-    source: str  # the source that it was first made from; "" if unknown
-    problem: str = ""  # why the file is useless
-
-
-def cached_files(options: Options) -> list[CachedFile]:
-    """Return the files of the cache, most recently used first. Raise UsageError if the directory cannot be read."""
-    directory = _directory(options)
-    try:
-        names = os.listdir(directory)
-    except OSError as exc:
-        if isinstance(exc, FileNotFoundError) and not options.index_dir:  # nothing was mounted yet
-            return []
-        raise UsageError(f"{'option index_dir=' if options.index_dir else ''}{directory}: {reason_of(exc)}") from None
-    used: dict[str, float] = {}
-    for _, index, when in _remembered(directory):
-        used[index] = max(used.get(index, 0.0), when)
-    found = []
-    for name in names:
-        path = os.path.join(directory, name)
-        with contextlib.suppress(FileNotFoundError):  # another process may be pruning
-            if _INDEX_NAME.fullmatch(name):
-                found.append(_index(path, used.get(name, 0.0)))
-            elif _HEADER_NAME.fullmatch(name):
-                status = os.lstat(path)
-                found.append(
-                    CachedFile(path, status.st_size, status.st_mtime, status.st_mtime, "netcdf", "", _problem(path))
-                )
-            elif _SCRATCH_NAME.fullmatch(name):
-                status = os.lstat(path)
-                found.append(CachedFile(path, status.st_size, status.st_mtime, status.st_mtime, "", "", UNFINISHED))
-    return sorted(found, key=lambda one: -one.used)
-
-
-def prune(options: Options, older_than: float, max_size: int | None, dry_run: bool) -> tuple[list[CachedFile], int]:
-    """Remove useless files, those not used for `older_than` seconds, and the least recently used beyond `max_size`.
-
-    Return the removed files (with `dry_run`: the files to remove), and the bytes of the files that are left, including
-    files that only another user may remove. A mount that uses an index keeps it open until the mount ends.
-    """
-    now = time.time()
-    gone, left = [], 0
-    for one in cached_files(options):
-        too_much = max_size is not None and left + one.size > max_size
-        if one.problem == UNFINISHED:
-            old = now - one.made > _ABANDONED
-        else:
-            old = one.problem not in ("", FOREIGN) or now - one.used > older_than or too_much
-        if old:
-            gone.append(one)
-        else:
-            left += one.size
-    if not dry_run:
-        stay = {one.path for one in gone if not _removed(one.path)}
-        left += sum(one.size for one in gone if one.path in stay)
-        gone = [one for one in gone if one.path not in stay]
-        directory = _directory(options)
-        for path, index, _ in _remembered(directory) if os.path.isdir(directory) else ():
-            if not os.path.exists(os.path.join(directory, index)):
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
-    return gone, left
-
-
-def _removed(path: str) -> bool:
-    """Remove a file; return False if this user may not."""
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
-    except PermissionError:
-        return False
-    return True
-
-
-def verify(options: Options) -> tuple[int, list[CachedFile]]:
-    """Verify every index and header; remove the damaged ones that belong to this user (root: all damaged ones).
-
-    Return the number of files in the cache, without unfinished ones, and the damaged files. A file of another user
-    that cannot be read is not verified.
-    """
-    found = [one for one in cached_files(options) if one.problem != UNFINISHED]
-    bad = [one for one in found if one.problem == DAMAGED]
-    for one in bad:
-        with contextlib.suppress(OSError):
-            if os.geteuid() in (0, os.lstat(one.path).st_uid):  # another owner may trust it
-                os.unlink(one.path)
-    return len(found), bad
-
-
-def _index(path: str, used: float) -> CachedFile:
-    status = os.lstat(path)
-    used = max(used, status.st_mtime)
-    about: tuple[str, ...] = "", "", _problem(path)
-    if not about[2]:
-        try:
-            notes = read_notes(path)
-            about = notes["kind"], notes.get("source", "")
-        except SourceError as exc:
-            about = "", "", exc.rule
-    return CachedFile(path, status.st_size, status.st_mtime, used, *about)
-
-
-def _remembered(directory: str) -> Iterator[tuple[str, str, float]]:
-    """Yield (path, name of the index, time of last use) of every note of IndexCache.remember()."""
-    for name in os.listdir(directory):
-        if name.endswith(".known"):
-            path = os.path.join(directory, name)
-            damages = contextlib.suppress(OSError, ValueError, TypeError, IndexError)
-            with damages, open(path, "rb", opener=_open) as file:
-                index = json.load(file)[0]
-                if isinstance(index, str):
-                    yield path, index, os.fstat(file.fileno()).st_mtime
