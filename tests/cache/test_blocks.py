@@ -64,9 +64,12 @@ def test_blocks_on_disk_are_read_without_a_request(faulty: Faulty, tmp_path: Pat
     assert not faulty.requests, "no HEAD either: its version was seen a moment ago"
 
 
-def test_a_version_that_was_seen_long_ago_is_asked_for(faulty: Faulty, tmp_path: Path) -> None:
+def test_a_version_that_was_seen_long_ago_is_asked_for(
+    faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zarrfs.cache.diskblocks._VALID", 0.0)
     url = faulty.put("/v", VALUE)
-    options = Options(cache_dir=str(tmp_path), cache_validity=0.0)
+    options = Options(cache_dir=str(tmp_path))
     fill(faulty, url, options, 0, 50_000)
     faulty.put("/v", VALUE)
     assert read(url, options, 50_000, 0) == [VALUE[50_000:60_000], VALUE[:10_000]]
@@ -249,24 +252,6 @@ def test_bytes_are_not_kept_under_a_version_that_was_learned_after_they_were_req
 
     using(check, Options(cache_dir=str(tmp_path)))
     assert written == []
-
-
-def test_with_reread_the_new_version_is_read_if_answers_have_no_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pins, "_FRESH", 0.0)
-    options = Options(cache_dir=str(tmp_path), stale="reread")
-    url, other = "memory://blocks/v", os.urandom(len(VALUE))
-
-    async def check(files: RemoteFiles) -> None:
-        await memory_value(files, VALUE)
-        await files.read(url, 0, 10_000, 0, 10_000)
-        await memory_value(files, other)
-        for low in (50_000, 0):
-            assert bytes(await files.read(url, low, 10_000, low, low + 10_000)) == other[low : low + 10_000]
-
-    using(check, options)
-    assert read(url, options, 50_000, 0) == pieces(other, 50_000, 0)
 
 
 def test_what_changes_while_it_is_fetched_is_not_kept_on_disk(tmp_path: Path) -> None:

@@ -231,7 +231,6 @@ def test_every_protocol_that_fsspec_has_may_have_options() -> None:
         ("part_size=0B", "option part_size=0B: expected a size from 4KiB to 1GiB"),
         ("type=zip", "option type=zip: expected one of references, archive, zarr, icechunk"),
         ("view=array", "option view=array: expected one of v2, v3, arrays, netcdf (did you mean arrays?)"),
-        ("stale=re-read", "option stale=re-read: expected one of error, reread (did you mean reread?)"),
         ("allow=file,privat", "option allow=file,privat: expected all, credentials, file, private, or a protocol"
          " (did you mean private?)"),
         ("compat=maybe", "option compat=maybe: expected nothing, true or false"),

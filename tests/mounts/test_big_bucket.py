@@ -256,19 +256,15 @@ def test_a_listing_is_complete_though_continuation_tokens_expire(bucket: Bucket)
 OTHERS = {"longer": (b"longer", "1"), "shorter": (b"s", "2"), "longer, one tag": (b"longer", ""), "tag": (b"xyz", "3")}
 
 
-@pytest.mark.parametrize("stale", ["error", "reread"])
 @pytest.mark.parametrize("other", list(OTHERS))
-def test_a_value_that_differs_from_its_listing_is_never_mixed(
-    bucket: Bucket, tmp_path: Path, other: str, stale: str
-) -> None:
-    """A reader that knows the listed version gets EIO and then the new version; with stale=reread, only the latter."""
+def test_a_value_that_differs_from_its_listing_is_never_mixed(bucket: Bucket, tmp_path: Path, other: str) -> None:
+    """A reader that knows the listed version gets EIO and then the new version."""
     bucket.keys = ["x/a", "x/b"]
     value, told = OTHERS[other]
-    with mounted("s3://b/x", tmp_path / "mnt", f"{bucket.option},retries=0,stale={stale}") as root:
+    with mounted("s3://b/x", tmp_path / "mnt", f"{bucket.option},retries=0") as root:
         assert {path.name: path.stat().st_size for path in root.iterdir()} == {"a": 3, "b": 3}
         bucket.changed["x/a"] = value, told or tag("x/a")
-        if stale == "error":
-            assert error_of((root / "a").read_bytes) == errno.EIO
+        assert error_of((root / "a").read_bytes) == errno.EIO
         assert (root / "a").read_bytes() == value
         assert (root / "a").stat().st_size == len(value)
         assert (root / "b").read_bytes() == b"abc"

@@ -126,15 +126,6 @@ def test_a_listing_changes_no_inode(changing: Changing, tmp_path: Path) -> None:
         assert os.stat(root / "v/0").st_ino == inode
 
 
-def test_stale_reread_continues_with_the_new_version(changing: Changing, tmp_path: Path) -> None:
-    with mounted(changing.url, tmp_path / "mnt", SMALL, "stale=reread") as root:
-        file = opened(root / "v/0")
-        assert os.pread(file, 4096, 0) == changing.value[:4096]
-        new = changing.change()
-        assert os.pread(file, 4096, LATER) == new[LATER:][:4096]
-        os.close(file)
-
-
 def test_an_unchanged_value_is_fetched_at_most_once_for_three_reads(changing: Changing, tmp_path: Path) -> None:
     with mounted(changing.url, tmp_path / "mnt", "part_size=16MiB") as root:
         os.stat(root / "v/0")

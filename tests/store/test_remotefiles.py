@@ -298,18 +298,6 @@ def test_a_read_anywhere_in_a_large_value_is_a_small_request(faulty: Faulty) -> 
         assert int(last) - int(first) < PART // 4
 
 
-def test_with_stale_reread_a_target_that_changes_is_read_again(faulty: Faulty) -> None:
-    url = faulty.put("/v", b"a" * 10_000)
-
-    async def check(files: RemoteFiles) -> None:
-        assert bytes(await files.read(url, 0, 100, 0, 1000)) == b"a" * 100
-        faulty.put("/v", b"b" * 20_000)
-        assert bytes(await files.read(url, 1000, 100, 1000, 2000)) == b"b" * 100
-        assert bytes(await files.read(url, 0, 100, 0, 1000)) == b"b" * 100  # not the old bytes from the cache
-
-    using(check, Options(stale="reread"))
-
-
 def test_a_read_fails_at_read_timeout_despite_retries(faulty: Faulty) -> None:
     url = faulty.put("/v", VALUE, forever=503)
     with pytest.raises(ReadError, match=r"not read within 0.3 s \(-o read_timeout=\)"):

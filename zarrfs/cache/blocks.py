@@ -311,7 +311,7 @@ class Blocks:
             version = await pins.version(wanted, found, before)
             shown = found.tag is not None or wanted.expected is not None
             if shown or pin is None or pins.get(wanted.at) is pin:
-                break  # otherwise another version was pinned meanwhile (stale=reread), perhaps not that of these bytes
+                break  # otherwise another version was pinned meanwhile, perhaps not that of these bytes
         # a small part of a merged range is written with the whole of it, by _keep_run()
         alone = not (found.part and found.data) or pins.is_blind(wanted, found)
         if self._disk is not None and alone and await pins.is_still(wanted, found):

@@ -28,6 +28,7 @@ from zarrfs.system.memory import memory_limit
 _UNIT = 1 << 20  # bytes of a target in which all tiny values share a lease
 _TARGETS = 4096  # targets whose identity in the cache is remembered
 _AT_ONCE = 4 << 20  # bytes that are read in one round of the loop
+_VALID = 3600.0  # seconds for which blocks are used before the server is asked whether the target has changed
 _READERS = 16  # threads that read blocks
 _QUEUE_SHARE = 8  # blocks that wait for the disk may take 1/8 of the memory
 _BEHIND = 0.02  # seconds between checks of a disk that is slower than the server
@@ -128,7 +129,7 @@ class DiskBlocks:
 
     def _oldest(self) -> float:
         """Return the time, in seconds since 1970, at or before which a version was confirmed too long ago."""
-        return max(time.time() - self.options.cache_validity, self.options.asked_since)
+        return max(time.time() - _VALID, self.options.asked_since)
 
     def _target(self, wanted: BlockRequest) -> str:
         """Return the identity of a target, from a table because computing it costs more."""

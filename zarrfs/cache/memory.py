@@ -65,7 +65,7 @@ class BlockCache(Generic[V]):
     has begun fails, the readers that joined it share another one.
 
     While a server is out, fetches from it reserve no bytes, so that they do not delay reads from other servers. When
-    it answers again, up to host_bytes= of them may arrive beyond `max_bytes`.
+    it answers again, up to 128 MiB of them may arrive beyond `max_bytes`.
     """
 
     def __init__(

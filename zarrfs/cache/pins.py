@@ -1,7 +1,7 @@
 """The pinned versions of the targets that are read.
 
 The first bytes received of a target determine its version, by tag and size. From then on, bytes of another version are
-an error, or with stale=reread the target is read again. If bytes come without tag and size (SFTP, some object stores),
+an error. If bytes come without tag and size (SFTP, some object stores),
 the attributes of the target are requested: once a second, and before and after bytes that are cached on disk.
 """
 
@@ -64,7 +64,7 @@ class Pins:
     def note_size(self, wanted: BlockRequest, size: int) -> None:
         """Note the size that readers are shown. Raise TargetChanged if the pinned version has another one."""
         pinned = self.size(wanted.at)
-        if self.options.stale == "error" and pinned not in (None, size):
+        if pinned not in (None, size):
             rule = f"has {size} bytes, and had {pinned} when it was first read"
             raise TargetChanged(wanted.system.shown(wanted.path), rule)
         self._shown.put(wanted.at, size)
@@ -107,19 +107,19 @@ class Pins:
             pin.tag = pin.tag or found.tag  # a Last-Modified that was less than a second old then was no tag
 
     def _check_growth(self, wanted: BlockRequest, found: Fetched) -> None:
-        if self.options.stale == "error" and self.is_longer(wanted.at, found.total):
+        if self.is_longer(wanted.at, found.total):
             raise TargetChanged(wanted.system.shown(wanted.path), "has grown since its size was shown")
 
     def _change(self, wanted: BlockRequest, found: Fetched, pin: Pin) -> None:
-        """Accept that a target has another version than its pin, or raise TargetChanged."""
+        """Raise TargetChanged, unless the pin is that of blocks on the disk of which no reader has got bytes yet."""
         version = version_from(found.tag, found.total)
         if self.remember is not None and version is not None:  # the next process that opens the target starts with it
             self.remember(wanted, version)
-        if pin.certain and self.options.stale == "error":
+        if pin.certain:
             raise TargetChanged(wanted.system.shown(wanted.path), "has changed since it was first read")
         self._check_growth(wanted, found)
         self.changes += 1
-        log.warning("%s: has changed; the new version is read (stale=reread)", wanted.system.shown(wanted.path))
+        log.info("%s: is newer than the version in cache_dir=", wanted.system.shown(wanted.path))
         self._forget(wanted.at)
 
     async def begin(self, wanted: BlockRequest) -> None:

@@ -195,11 +195,6 @@ class Options:
         "Leave SIZE free on the file system of cache_dir=: nothing is added to the cache when there is less.",
         bounds=("0B", "1EiB"),
     )
-    cache_validity: float = _option(
-        "fetch", "Cache and memory", 3600.0, seconds, "TIME",
-        "Use blocks in cache_dir= for TIME before asking the server whether the file has changed. Raise it for data "
-        "that does not change.", bounds=_KEPT,
-    )
     metadata_ttl: float = _option(
         "fetch", "Cache and memory", 300.0, lifetime, "TIME",
         "Stores behind URLs: cache names, sizes and absences for TIME before asking the server again. Set forever for "
@@ -239,11 +234,6 @@ class Options:
         "fetch", "Network", 32, natural, "N",
         "Send up to N requests to one server at a time. Lower it if the server throttles.", bounds=("1", "10000"),
     )
-    host_bytes: int = _option(
-        "fetch", "Network", 128 << 20, size, "SIZE",
-        "Request up to SIZE from one server at a time. Raise it on networks of high bandwidth and latency.",
-        bounds=_MEMORY,
-    )
     part_size: int = _option(
         "fetch", "Network", 4 << 20, size, "SIZE",
         "Fetch larger values in parallel parts of SIZE. Raise it on networks of high latency.", bounds=_PART,
@@ -256,11 +246,6 @@ class Options:
         "fetch", "Network", 32 << 10, size, "SIZE",
         "Ranges count as neighbours if at most SIZE lies between them. The bytes between are fetched and dropped.",
         bounds=("0B", "1GiB"),
-    )
-    stale: str = _option(
-        "fetch", "Network", "error", words("error", "reread"), "WHAT",
-        "When a target has changed since it was first read: error fails the read with EIO, reread reads the new "
-        "content.",
     )
     missing_status: tuple[int, ...] = _option(
         "fetch", "Network", (404, 410), statuses, "STATUSES",

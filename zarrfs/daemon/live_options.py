@@ -17,8 +17,8 @@ from zarrfs.sources import absolute_options
 log = logging.getLogger(__name__)
 
 CHANGEABLE = (
-    "memory_limit", "array_cache", "cache_size", "cache_min_free", "cache_validity", "metadata_ttl", "prefetch",
-    "host_requests", "host_bytes", "retries", "read_timeout", "log_level", "idle_timeout",
+    "memory_limit", "array_cache", "cache_size", "cache_min_free", "metadata_ttl", "prefetch",
+    "host_requests", "retries", "read_timeout", "log_level", "idle_timeout",
 )  # fmt: skip
 _NOT_OURS = KERNEL_FLAGS | IGNORED | REMOUNT_ONLY | {"remount", "rw", "ro"}
 

@@ -366,8 +366,6 @@ class Operations(pyfuse3.Operations):
             else:
                 assert file.value is not None
                 data = await file.value.read(off, size)
-                if off == 0 and self._options.stale == "reread" and file.value.info.identity is None:
-                    await self._grown(version, file.key, file.inode, file.value)
         except NotFound:  # the file existed when it was opened; for ENOENT a Zarr reader would return fill values
             raise ReadError(file.key, "removed while open") from None
         # the beginning of a file was read: if the file is small, push the rest of it into the page cache
@@ -587,14 +585,6 @@ class Operations(pyfuse3.Operations):
             info = await version.values.info(key, sized=False)
             if version is self.current and version.ahead.opened(key, info.size or 0):
                 self.begin(version, version.ahead.advance)
-
-    async def _grown(self, version: StoreVersion, key: str, inode: int, value: Value) -> None:
-        """With stale=reread, send the kernel a larger size: it would cut reads of the new version at the old one."""
-        info = await version.values.info(key)
-        if (info.size or 0) > value.size:
-            value.info = info
-            with contextlib.suppress(OSError):  # the kernel has forgotten the inode meanwhile
-                pyfuse3.notify_store(InodeT(inode), info.size or 0, b"")
 
     async def _ask_size(self, key: str) -> None:
         """Find out the size of a value: after a listing with those of its neighbours, else with its first bytes."""

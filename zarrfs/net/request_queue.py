@@ -37,6 +37,7 @@ T = TypeVar("T")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds between attempts, doubled each time
 _LAST_ATTEMPT = 1.0  # seconds for a read that the kernel repeats just after it has failed
 _SAME, _LATE = 1.0, 1024  # seconds within which a read counts as such a repetition; remembered unreachable places
+_HOST_BYTES = 128 << 20  # bytes that are requested from one server at a time
 TINY = 64 << 10  # bytes: smaller wants are not worth a file each
 _NAMED = 32  # servers in stats, the busiest ones: an extended attribute has at most 64 KiB
 _SMALL = 1 << 20  # bytes: as long as there are free slots, wants are coalesced only up to this size
@@ -273,7 +274,7 @@ class RequestQueue:
     def _may_send(self, host: _Host, want: _Want) -> bool:
         if host.flying >= self._options.host_requests:
             return False
-        return not host.flying or host.flying_bytes + want.stop - want.start <= self._options.host_bytes
+        return not host.flying or host.flying_bytes + want.stop - want.start <= _HOST_BYTES
 
     def _leave_slot(self, host: _Host, size: int) -> None:
         host.flying -= 1

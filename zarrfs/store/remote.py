@@ -66,7 +66,7 @@ class FsspecStore(Store):
         self.immutable = urls.protocols(url)[:1] == ["zip"]
         self.files = RemoteFiles(options) if files is None else files
         self._owns_files = files is None
-        self._url, self._missing, self._reread = url, options.missing_status, options.stale == "reread"
+        self._url, self._missing = url, options.missing_status
         self._found: tuple[System, str] | None = None
         self._web = urls.protocols(url)[:1] in (["http"], ["https"])
         self._marks = not self._web  # whether listings are known to tell directories from values
@@ -125,13 +125,11 @@ class FsspecStore(Store):
         return await self._get(key, await self._exact(key), start, length)
 
     async def read_version(self, key: str, opened: Info, entry: Entry, start: int, length: int) -> Buffer:
-        """Return bytes of the version of a value that was opened; with -o stale=reread, of the current version.
+        """Return bytes of the version of a value that was opened.
 
         If the server sends bytes without their version, the version is requested at most once a second. Raise
         TargetChanged if the value has another version.
         """
-        if self._reread:
-            return await self.get(key, start, length)
         known = await self._exact_known(key)
         same = known.entry is not None and _same(entry, known.entry)
         identity, now = opened.identity, known.identity
@@ -508,7 +506,7 @@ class FsspecStore(Store):
 
         If `known` may be of the same version, its tag and time complete the entry, and its identity is kept.
         """
-        if entry.directory or entry.size is None or self.immutable or self._reread:
+        if entry.directory or entry.size is None or self.immutable:
             return entry, None
         was = None if known is None else known.entry
         if known is None or was is None or not _same(was, entry):
@@ -576,8 +574,8 @@ class FsspecStore(Store):
         assert entry is not None
         if entry.directory:
             return Info(name, Kind.DIRECTORY, 0, None, entry.mtime_ns)
-        identity = None if self.immutable or self._reread else known.identity
-        if identity is None and not (self.immutable or self._reread) and entry.size is not None:
+        identity = None if self.immutable else known.identity
+        if identity is None and not self.immutable and entry.size is not None:
             identity = _identity(entry)
         return Info(name, Kind.FILE, entry.size, None, entry.mtime_ns, identity=identity)
 
