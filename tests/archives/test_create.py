@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.archives.compiled import tree
 from tests.archives.createdtrees import File, Model, expected, models, shown, silent, small_pieces, write
 from tests.conftest import DATA
-from zarrfs.archives.create import Progress, create, expect
+from zarrfs.archives.create import Progress, create
 from zarrfs.archives.pack_tree import CreateOptions
 from zarrfs.store.api import Kind
 
@@ -176,31 +176,3 @@ def test_regions_are_cut_from_the_start_of_each_extent(
         (entry,) = json.loads(made(tmp_path, ["file"], tmp_path / "b", region=10_000, jobs=jobs))
     assert entry["size"] == size
     assert [region[:2] for region in entry["data"]] == regions if regions else "data" not in entry
-
-
-def test_the_holes_of_a_small_file_are_not_stored(tmp_path: Path) -> None:
-    with open(tmp_path / "file", "wb") as file:
-        os.pwrite(file.fileno(), b"x" * 4096, 8192)
-        os.truncate(file.fileno(), 20_000)
-    (tmp_path / "b").mkdir()
-    (entry,) = json.loads(made(tmp_path, ["file"], tmp_path / "b"))
-    assert [region[:2] for region in entry["data"]] == [[8192, 4096]]
-
-
-@pytest.mark.parametrize("all_inline", [False, True])
-def test_expect_counts_what_create_reads(tmp_path: Path, all_inline: bool) -> None:
-    tree_, blobs = tmp_path / "tree", tmp_path / "blobs"
-    (tree_ / "sub").mkdir(parents=True)
-    for number in range(5):
-        (tree_ / f"sub/{number}").write_bytes(b"1" * 4096 * number)
-    (tree_ / "link").symlink_to("x")
-    with open(tree_ / "sparse", "wb") as file:
-        os.truncate(file.fileno(), 40_960)
-        os.pwrite(file.fileno(), b"1" * 4096, 8192)
-    blobs.mkdir()
-    progress = Progress()
-    making = CreateOptions(blobs=None if all_inline else str(blobs), all_inline=all_inline, excludes=("4",))
-    expect(str(tree_), ["."], making, progress)
-    create(str(tree_), ["."], io.BytesIO(), making, progress, silent)
-    assert (progress.files, progress.bytes) == (5, 24_576 + (40_960 if all_inline else 4096))
-    assert (progress.expected_files, progress.expected_bytes) == (progress.files, progress.bytes)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import errno
-import logging
 import os
 import socket
 import stat
 import threading
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,7 +24,6 @@ from tests.cache.diskblocks import (
     segments,
     write,
 )
-from zarrfs.cache import disk
 from zarrfs.cache.disk import DiskCache
 from zarrfs.cache.diskfiles import INDEX, LAYOUT
 from zarrfs.cache.diskindex import IndexRow
@@ -247,34 +243,6 @@ def test_other_layouts_are_left_alone(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob(f"*/00/{'0' * 30}"))) == 3
 
 
-@pytest.mark.parametrize(
-    ("directory", "inner", "file"),
-    [
-        (None, 0o700, 0o600),
-        (0o755, 0o700, 0o600),
-        (0o770, 0o770, 0o660),
-        (0o2775, 0o2770, 0o660),
-        (0o1777, 0o777, 0o666),
-    ],
-)
-def test_modes_below_the_cache_directory_follow_its_own(
-    directory: int | None, inner: int, file: int, tmp_path: Path
-) -> None:
-    path, umask = tmp_path / "c", os.umask(0o027)
-    try:
-        if directory is not None:
-            path.mkdir()
-            path.chmod(directory)
-        cache = DiskCache(str(path), SIZE, 0)
-        write(cache, T, 0, 1000)
-        remember(cache, T, ONE)
-    finally:
-        os.umask(umask)
-    assert stat.S_IMODE(path.stat().st_mode) == (0o700 if directory is None else directory)
-    for made in (path / LAYOUT).rglob("*"):
-        assert stat.S_IMODE(made.stat().st_mode) == (inner if made.is_dir() else file), made
-
-
 def test_new_parent_directories_are_writable_by_their_owner_alone(tmp_path: Path) -> None:
     """Even with umask 0, as in the daemon of a writable mount: otherwise other users could add their own blocks."""
     umask = os.umask(0)
@@ -303,54 +271,6 @@ def test_links_lead_nowhere(which: str, tmp_path: Path, caplog: pytest.LogCaptur
     assert ("nothing is cached for now" in caplog.text or "cannot be read" in caplog.text) == (which != "segment")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="becomes nobody")
-def test_an_unreadable_directory_is_reported_once(tmp_path: Path) -> None:
-    cache = tmp_path / "c"
-    write(DiskCache(str(cache), SIZE, 0), T, 0, 1000)
-    let_others_in(tmp_path)
-
-    def check() -> None:
-        mine = DiskCache(str(cache), SIZE, 0)
-        for _ in range(3):
-            assert not found(mine, T, 0, 1000)
-            write(mine, T, 0, 1000)
-            remember(mine, T, ONE)
-            assert mine.version(T, 0) is None
-        mine.close()
-
-    as_nobody(check, "permission denied")
-
-
-def let_others_in(path: Path) -> None:
-    """Let every user reach a directory of a test; only add permissions to the directories above it."""
-    for above in (path, *path.parents):
-        mode = stat.S_IMODE(above.stat().st_mode)
-        if mode & 5 != 5:
-            above.chmod(mode | 0o055)
-
-
-def as_nobody(check: Callable[[], None], reason: str) -> None:
-    """Run `check` in a child process as an unprivileged user; it must log exactly one line, which has `reason`."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.setuid(65534)
-            records: list[str] = []
-            handler = logging.Handler()
-            handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
-            disk.log.addHandler(handler)
-            check()
-            assert len(records) == 1, records
-            assert reason in records[0]
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a directory away")
 def test_the_directory_of_another_user_is_not_used_even_by_root(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -366,48 +286,3 @@ def test_the_directory_of_another_user_is_not_used_even_by_root(
     assert "zarrfs-blocks-2 in it belongs to user 65534 alone" in caplog.text
     (tmp_path / LAYOUT).chmod(0o770)
     assert found(DiskCache(str(tmp_path), SIZE, 0), T, 0, 1000)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="becomes nobody")
-def test_a_directory_without_write_permission_is_still_read(tmp_path: Path) -> None:
-    cache = tmp_path / "c"
-    cache.mkdir(mode=0o755)
-    first = DiskCache(str(cache), SIZE, 0)
-    write(first, T, 0, 1000)
-    remember(first, T, ONE)
-    (cache / LAYOUT).chmod(0o755)
-    for path in (cache / LAYOUT).iterdir():
-        path.chmod(0o644)
-    let_others_in(tmp_path)
-
-    def check() -> None:
-        mine = DiskCache(str(cache), SIZE, 0)
-        for _ in range(2):
-            assert found(mine, T, 0, 1000)
-            assert mine.version(T, 0) == ONE
-            write(mine, T, 0, 2000)
-            assert not found(mine, T, 0, 2000)
-        assert mine.leases.take(T, 0, 2000) is None
-        mine.close()
-
-    as_nobody(check, "permission denied")
-
-
-def test_a_read_error_of_the_disk_is_reported_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    cache = DiskCache(str(tmp_path), SIZE, 0)
-    write(cache, T, 0, 1000)
-
-    def fail(*_: object) -> bytes:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "pread", fail)
-    cache._index = None  # without an open index, reads on the event loop raise BlockingIOError
-    for _ in range(3):
-        assert not found(cache, T, 0, 1000)
-    monkeypatch.undo()
-    assert [record.getMessage() for record in caplog.records] == [
-        f"cache_dir={tmp_path}: input/output error; cannot be read"
-    ]
-    assert found(cache, T, 0, 1000)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -113,38 +111,6 @@ def test_a_fetch_without_readers_is_cancelled() -> None:
     run(check)
 
 
-def test_a_new_reader_while_a_fetch_is_being_cancelled() -> None:
-    """The cancelled fetch must neither remove the new fetch from the table nor fail the new reader."""
-
-    async def check() -> None:
-        cache, source, slow = BlockCache(100), Source(), trio.Event()
-
-        async def stubborn() -> bytes:
-            try:
-                await trio.sleep_forever()
-            finally:
-                with trio.CancelScope(shield=True):
-                    await slow.wait()
-            raise AssertionError
-
-        async with trio.open_nursery() as nursery:
-            with trio.CancelScope() as scope:
-                async with trio.open_nursery() as inner:
-                    inner.start_soon(cache.get, "k", 10, stubborn)
-                    await trio.testing.wait_all_tasks_blocked()
-                    scope.cancel()
-            nursery.start_soon(cache.get, "k", 10, source.fetch)
-            await trio.testing.wait_all_tasks_blocked()
-            slow.set()
-            await trio.testing.wait_all_tasks_blocked()
-            nursery.start_soon(cache.get, "k", 10, source.fetch)
-            await trio.testing.wait_all_tasks_blocked()
-            source.gate.set()
-        assert source.started == 1
-
-    run(check)
-
-
 def test_failures_reach_all_readers_and_are_not_cached() -> None:
     async def check() -> None:
         cache, source = BlockCache(100), Source()
@@ -165,51 +131,6 @@ def test_failures_reach_all_readers_and_are_not_cached() -> None:
         source.error = None
         assert await cache.get("k", 10, source.fetch) == bytes(10)
         assert source.started == 2
-
-    run(check)
-
-
-def test_a_reader_that_joins_a_failed_read_ahead_fetches_once_itself() -> None:
-    """A read-ahead fetch times out read_timeout= after its start, however late a reader joined it."""
-
-    async def check() -> None:
-        cache, early, late = BlockCache(100), Source(), Source()
-        early.error, got = ReadError("here", "broken"), []
-
-        async def read() -> None:
-            got.append(await cache.get("k", 10, late.fetch))
-
-        assert cache.ahead("k", 10, early.fetch) is not None
-        async with trio.open_nursery() as nursery:
-            for _ in range(3):
-                nursery.start_soon(read)
-            await trio.testing.wait_all_tasks_blocked()
-            early.gate.set()
-            await trio.testing.wait_all_tasks_blocked()
-            late.gate.set()
-        assert got == [bytes(10)] * 3
-        assert (early.started, late.started) == (1, 1)
-
-    run(check)
-
-
-def test_a_failure_after_that_of_read_ahead_reaches_all_readers() -> None:
-    async def check() -> None:
-        cache, source = BlockCache(100), Source()
-        source.error, failed = ReadError("here", "broken"), []
-
-        async def read() -> None:
-            with pytest.raises(ReadError, match="broken"):
-                await cache.get("k", 10, source.fetch)
-            failed.append(True)
-
-        assert cache.ahead("k", 10, source.fetch) is not None
-        async with trio.open_nursery() as nursery:
-            for _ in range(3):
-                nursery.start_soon(read)
-            await trio.testing.wait_all_tasks_blocked()
-            source.gate.set()
-        assert (len(failed), source.started) == (3, 2)
 
     run(check)
 
@@ -318,33 +239,6 @@ def test_bytes_kept_and_expected_stay_within_the_bound(limit: int, wanted: list[
 
 
 # -- the bridge
-
-
-def test_a_block_dropped_from_the_cache_is_freed() -> None:
-    """A reader may keep an Ahead for long; the Ahead must not keep the bytes of its block alive."""
-
-    class Block(bytearray):
-        """Bytes that a weak reference can point to."""
-
-    async def fetch() -> Block:
-        return Block(10)
-
-    async def check() -> None:
-        cache: BlockCache[Block] = BlockCache(100)
-        ahead = cache.ahead("k", 10, fetch)
-        assert ahead is not None
-        await ahead.done.wait()
-        block = cache.peek("k")
-        assert block is not None
-        left = weakref.ref(block)
-        del block
-        await trio.testing.wait_all_tasks_blocked()
-        cache.drop(lambda _: True)
-        gc.collect()
-        assert left() is None
-        ahead.drop()
-
-    trio.run(check)
 
 
 def test_a_large_block_is_not_starved_by_small_ones() -> None:

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from tests.conftest import run
 from zarrfs.config import effective as configuration
 from zarrfs.config.effective import settings
-from zarrfs.config.file import NEVER, OF_ONE_SOURCE
 from zarrfs.config.options import TABLE, Options
 from zarrfs.errors import UsageError
 
@@ -276,23 +275,6 @@ def test_paths_in_storage_options_resolve_beside_the_file(
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("where", ["file", "variable", "item"])
-@pytest.mark.parametrize("command", ["config", "mount", "doctor", "ls"])
-def test_every_command_prints_the_same_error(
-    command: str, where: str, user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mnt").mkdir()
-    operands = {"mount": [tmp_path, tmp_path / "mnt"], "ls": [tmp_path]}.get(command, [])
-    origin = {"file": f"{user}: [options] read_timeout: ", "variable": "$ZARRFS_READ_TIMEOUT: ", "item": ""}[where]
-    if where == "file":
-        write(user, "[options]\nread_timeout = 0\n")
-    if where == "variable":
-        monkeypatch.setenv("ZARRFS_READ_TIMEOUT", "0")
-    done = run(command, *(["--option", "read_timeout=0"] if where == "item" else []), *operands)
-    says = f"zarrfs: {origin}option read_timeout=0: expected a time from 10ms to 30d\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", says)
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -369,10 +351,6 @@ def test_bad_variables(user: Path, monkeypatch: pytest.MonkeyPatch, variable: st
     said = refused()
     assert said.startswith(f"$ZARRFS_{variable}: {says}" if says else "/nonexistent/x.toml: no such file or directory")
     assert "hush" not in said
-
-
-def test_options_that_files_must_not_have_are_in_the_table() -> None:
-    assert {*NEVER, *OF_ONE_SOURCE} <= TABLE.keys()
 
 
 # -- files
@@ -560,11 +538,3 @@ def test_every_command_reads_the_file(user: Path, references: Path) -> None:
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr == f"zarrfs: {user}: [options] retrys: unknown option (did you mean retries?)\n"
     assert run("ls", document, "-o", "config=/dev/null").returncode == 0
-
-
-def test_without_files_no_parser_is_imported(user: Path) -> None:
-    code = "import sys; from zarrfs.config.effective import settings; settings([], ['/x']); print([*sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"tomllib", "zarrfs.config.file", "ctypes"} & set(eval(done.stdout))
-
-

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 import os
 from pathlib import Path
@@ -13,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarrfs.config.file import NEVER, read_file
-from zarrfs.config.options import TABLE, Options, bounds_of, default_text, parse, split_commas, written
+from zarrfs.config.options import TABLE, Options, bounds_of, parse, split_commas, written
 from zarrfs.config.redaction import without_secrets
-from zarrfs.config.values import flag, lifetime, natural, niceness, octal, seconds, size, user_id
+from zarrfs.config.values import natural, niceness, octal, seconds, size, user_id
 from zarrfs.errors import UsageError
 
 
@@ -182,14 +180,6 @@ def test_values_of_allow_and_allow_path() -> None:
         parse(["allow=File"])
 
 
-def test_options_survive_json() -> None:
-    """A child process gets its options as JSON."""
-    options = parse(["s3://b.anon=true", "s3.key=a", "allow=file", "allow_path=/", "blobs=/x", "retries=7"]).options
-    found = json.loads(json.dumps(dataclasses.asdict(options)))
-    found |= {name: tuple(found[name]) for name, field in TABLE.items() if field.metadata["many"]}
-    assert Options(**found) == options
-
-
 def test_options_of_mount_are_separated_from_ours() -> None:
     line = "rw,nosuid,noatime,_netdev,nofail,x-systemd.automount,X-mount.mkdir,comment=hi,user"
     parsed = parse(split_commas(line))
@@ -250,31 +240,6 @@ def test_a_bad_value_is_named_with_what_is_expected(item: str, says: str) -> Non
     assert str(caught.value) == says
 
 
-@pytest.mark.parametrize("name", TABLE)
-def test_every_number_has_bounds(name: str) -> None:
-    """This concerns only the parsers below; user_id(), octal() and others check their own bounds."""
-    about = TABLE[name].metadata
-    bounds = bounds_of(name)
-    assert (bounds is not None) == (about["parse"] in (lifetime, natural, seconds, size))
-    if bounds is None:
-        return
-    least, greatest = bounds
-    assert 0 <= least < greatest < 2**63
-    default = TABLE[name].default
-    assert default is None or least <= default <= greatest
-    for text in about["bounds"]:
-        assert getattr(parse([f"{name}={text}"]).options, name) in bounds
-
-
-def test_a_bad_number_without_bounds_is_refused_by_its_parser(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No option of the table lacks bounds today; one added later must not raise a TypeError."""
-    about = {**TABLE["retries"].metadata, "bounds": None}
-    monkeypatch.setitem(TABLE, "retries", dataclasses.field(metadata=about))
-    assert parse(["retries=5000"]).options.retries == 5000
-    with pytest.raises(UsageError, match=r"^option retries=x: expected a whole number$"):
-        parse(["retries=x"])
-
-
 PARSERS = (natural, seconds, size, user_id, niceness, octal)
 NUMBERS = [name for name in TABLE if TABLE[name].metadata["parse"] in PARSERS]
 UNITS = {seconds: ["", "ms", "s", "min", "h", "d", "w"], size: ["B", "KiB", "MB", "GiB", "TiB", "PB", "EiB"]}
@@ -321,33 +286,9 @@ def test_a_url_is_refused_as_a_path(name: str, url: str, tmp_path: Path, monkeyp
     assert str(caught.value).endswith(rule)
 
 
-@pytest.mark.parametrize("name", TABLE)
-def test_every_option_has_a_scope_and_a_help_text(name: str) -> None:
-    about = TABLE[name].metadata
-    assert about["scope"] in ("source", "fetch", "mount", "process")
-    assert about["help"].endswith(".")
-    assert "efault: " not in about["help"] or not default_text(name), "stated twice"
-    assert (about["metavar"] == "") == (about["parse"] is flag)
-
-
 def test_a_list_of_urls_is_shown_without_secrets() -> None:
     blobs = parse(["blobs=https://me:hush@host/x", "blobs=https://host/y?X-Amz-Signature=hush"]).options.blobs
     assert written("blobs", blobs) == "https://host/x,https://host/y"
-
-
-@pytest.mark.parametrize("name", TABLE)
-def test_a_default_is_shown_as_it_would_be_written(name: str) -> None:
-    shown = default_text(name)
-    if shown:
-        assert getattr(parse([f"{name}={shown}"]).options, name) == TABLE[name].default
-    else:
-        assert TABLE[name].default in (None, (), True, False)
-
-
-def test_defaults_have_round_units() -> None:
-    assert default_text("read_ahead") == "1MiB"
-    assert default_text("request_timeout") == "60s"
-    assert default_text("on_exit") == "refuse"
 
 
 # -- storage_options

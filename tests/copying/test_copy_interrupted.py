@@ -24,7 +24,6 @@ import trio.testing
 from tests.archives.compiled import D, file, opened, put
 from tests.conftest import PROGRAM, run, tmpfs
 from tests.copying.extracting import extract, snapshot, write
-from zarrfs.config.shares import Share
 from zarrfs.copying import destination_directory as filling
 from zarrfs.copying import destination_journal
 from zarrfs.copying.destination_directory import DestinationDirectory
@@ -129,25 +128,6 @@ def test_a_run_with_the_same_mark_resumes(tmp_path: Path) -> None:
     assert {k: v for k, v in snapshot(out).items() if k} == snapshot_of([*document, lost], tmp_path)
 
 
-def test_a_run_resumes_after_its_document_was_touched(tmp_path: Path) -> None:
-    """Entries without times take that of the document. A file that a user has changed meanwhile is kept."""
-    lost = {"path": "z", **file([[0, 3, put(tmp_path, b"xyz")]], encoding="blobvec", size=3)}
-    document = [{"path": "a", **file("aaa")}, {"path": "b", **file("bbb")}, lost]
-    (tmp_path / lost["data"][0][2]).rename(tmp_path / "lost")
-    out = tmp_path / "out"
-    for when in (1, 2):
-        with opened(document, type="archive", blobs=(str(tmp_path),)) as (store, _plan):
-            store.mtime_ns = when * 10**9
-            with pytest.raises(SourceError, match="no such blob"):
-                write(store, out, mark="one", jobs=1)
-        assert {path.stat().st_mtime for path in (out / "a", out / "b")} == {when}
-    (out / "b").write_bytes(b"new")
-    (tmp_path / "lost").rename(tmp_path / lost["data"][0][2])
-    with pytest.raises(SourceError, match="b: is there already"):
-        extract(document, out, tmp_path, mark="one")
-    assert (out / "b").read_bytes() == b"new"
-
-
 def test_a_file_without_a_time_is_resumed_only_if_a_run_wrote_it(tmp_path: Path) -> None:
     """A file from before the first run may have the same size and other bytes."""
     document, out = {"a": file("aaa"), "b": file("bbb")}, tmp_path / "out"
@@ -179,60 +159,6 @@ def test_an_older_version_is_not_resumed(tmp_path: Path) -> None:
     report = extract(newer, out, **choice)
     assert (report.files, report.resumed) == (1, 1)
     assert ((out / "a").read_text(), (out / "b").read_text()) == ("two", "two")
-
-
-def test_files_from_before_a_reboot_are_written_again(tmp_path: Path) -> None:
-    document = archive_of(tmp_path, 100)
-    lost = {"path": "z", **file([[0, 3, put(tmp_path, b"xyz")]], encoding="blobvec", size=3, mtime=1)}
-    (tmp_path / lost["data"][0][2]).rename(tmp_path / "lost")
-    out = tmp_path / "out"
-    broken_off([*document, lost], out, tmp_path, "one")
-    note = out / ".zarrfs-staging/note"
-    damaged = next(path for path in sorted(out.glob("d*/**/*")) if path.is_file() and path.stat().st_size)
-    status = damaged.stat()
-    damaged.write_bytes(bytes(status.st_size))  # as after a power failure: right size and time, wrong bytes
-    os.utime(damaged, ns=(status.st_mtime_ns, status.st_mtime_ns))
-    said = json.loads(note.read_text())
-    said["spans"][-1][1] = damaged.stat().st_ctime_ns
-    note.write_text(json.dumps(said | {"boot": "another"}))
-    time.sleep(0.02)
-    changed = next(path for path in sorted(out.glob("d*/**/*")) if path.is_file() and path != damaged)
-    changed.write_text("by a user, since")
-    with pytest.raises(SourceError, match="is there already"):
-        extract([*document, lost], out, tmp_path, mark="one")
-    assert changed.read_text() == "by a user, since"
-    changed.unlink()
-    (tmp_path / "lost").rename(tmp_path / lost["data"][0][2])
-    report = extract([*document, lost], out, tmp_path, mark="one")
-    assert report.resumed == 0
-    assert {k: v for k, v in snapshot(out).items() if k} == snapshot_of([*document, lost], tmp_path)
-
-
-@pytest.mark.parametrize("killed", [False, True])
-def test_a_share_resumes_on_another_node(killed: bool, tmp_path: Path) -> None:
-    """A run that ended by itself has synced its files; those of a killed run are written again."""
-    document = archive_of(tmp_path, 60)
-    lost = {"path": "z", **file([[0, 3, put(tmp_path, b"xyz")]], encoding="blobvec", size=3, mtime=1)}
-    (tmp_path / lost["data"][0][2]).rename(tmp_path / "lost")
-    out, note, written = tmp_path / "out", tmp_path / "out/.zarrfs-staging/note-0-of-1", []
-    choice = {"mark": "one", "share": Share(0, 1), "jobs": 1}
-    for _node in range(2):
-        with pytest.raises(SourceError, match="no such blob"):
-            extract([*document, lost], out, tmp_path, **choice)
-        said = json.loads(note.read_text())
-        assert said["spans"][-1] in said["safe"]
-        if killed:
-            del said["safe"]
-        note.write_text(json.dumps(said | {"boot": "another"}))
-        written.append({str(path): path.stat().st_ino for path in out.glob("d*/**/*") if path.is_file()})
-    assert len(written[0]) > 20
-    same = [path for path in written[0] if written[0][path] == written[1].get(path)]
-    assert len(same) == (0 if killed else len(written[0]))
-    (tmp_path / "lost").rename(tmp_path / lost["data"][0][2])
-    report = extract([*document, lost], out, tmp_path, **choice)
-    assert report.resumed >= (0 if killed else len(written[1]))
-    files = {key: state.data for key, state in snapshot(out).items() if not key.startswith(".zarrfs")}
-    assert files == {"": None} | {key: state.data for key, state in snapshot_of([*document, lost], tmp_path).items()}
 
 
 def test_leftovers_of_a_dead_run_are_removed(tmp_path: Path) -> None:
@@ -325,14 +251,6 @@ def snapshot_of(document: Any, blobs: Path) -> dict[str, Any]:
     return {key: one for key, one in snapshot(blobs / "expected").items() if key}
 
 
-def test_a_read_only_file_system_is_a_usage_error(tmp_path: Path) -> None:
-    with tmpfs(tmp_path / "ro", "ro") as place:
-        with pytest.raises(UsageError, match=r"/ro: cannot be written to: read-only file system"):
-            extract({"f": file("x")}, place)
-        with pytest.raises(UsageError, match=r"/ro/new: read-only file system"):
-            extract({"f": file("x")}, place / "new")
-
-
 class Odd(Store):
     """A directory of two large files whose sizes only info() knows; reading one of them raises an unexpected error."""
 
@@ -411,15 +329,6 @@ class BareValue(Value):
 
     async def read(self, start: int, length: int) -> bytes:
         return self._data[start : start + length]
-
-
-def test_a_file_system_mounted_in_the_destination_is_filled(tmp_path: Path) -> None:
-    """A rename from the staging directory cannot reach it, so its files are staged in it. Leftovers are removed."""
-    (tmp_path / "out").mkdir()
-    with tmpfs(tmp_path / "out/d", "size=1m") as inner:
-        (inner / ".zarrfs-staging.0123456789abcdef").write_bytes(b"half")
-        extract({"d/x/f": file("x"), "d/l": {"mode": 0o120777, "data": "x"}, "d/g": file("y")}, tmp_path / "out")
-        assert set(snapshot(inner)) == {"", "x", "x/f", "l", "g"}
 
 
 def as_nobody(document: Any, out: Path, existing: str = "refuse") -> str:

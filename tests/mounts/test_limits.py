@@ -7,7 +7,6 @@ import json
 import os
 import random
 import resource
-import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -127,18 +126,6 @@ def test_256_parallel_threads_read_the_right_bytes(nginx: Nginx, tmp_path: Path)
     with mounted(source, tmp_path / "mnt", "memory_limit=16MiB") as root:
         outcome = read_all(root, whole(random.Random(2).choices(values, k=READERS * 8)), READERS)
         assert (outcome.right, outcome.failed) == (READERS * 8, {})
-
-
-def test_256_parallel_processes_read_the_right_bytes(tmp_path: Path) -> None:
-    data = random.Random(3).randbytes(1 << 20)
-    (tmp_path / "data.bin").write_bytes(data)
-    refs = {f"v/{at}": [f"file://{tmp_path}/data.bin", at * 4096, 4096] for at in range(256)}
-    with mounted(document(tmp_path, refs), tmp_path / "mnt") as root:
-        readers = [
-            subprocess.Popen(["cmp", root / f"v/{at}", tmp_path / "data.bin", "0", str(at * 4096), "-n", "4096"])
-            for at in range(READERS)
-        ]
-        assert [reader.wait(60) for reader in readers] == [0] * READERS
 
 
 # -- mounts
@@ -311,29 +298,6 @@ def test_files_of_2_to_the_60_bytes_can_be_read(tmp_path: Path) -> None:
         assert len(done.stderr.splitlines()) == 1
         assert "file too large" in done.stderr.lower()
         assert [name for name in os.listdir(tmp_path / "out") if not name.startswith(".")] == []
-
-
-@pytest.mark.promise("S45")
-def test_copying_up_keeps_holes(tmp_path: Path) -> None:
-    reference = _blob(tmp_path / "blobs")
-    entries = [
-        {"path": "hole", "mode": 0o100644, "size": 1 << 40},
-        {"path": "sparse", "mode": 0o100644, "size": 1 << 40, "encoding": "blobvec",
-         "data": [[1 << 39, len(BLOB), reference]]},
-        {"path": "padded", "mode": 0o100644, "size": 1 << 40, "data": "abc"},
-    ]  # fmt: skip
-    (tmp_path / "a.json").write_text(json.dumps(entries))
-    (tmp_path / "upper").mkdir()
-    options = f"compat,upperdir={tmp_path}/upper,blobs={tmp_path}/blobs"
-    with mounted(tmp_path / "a.json", tmp_path / "mnt", options) as root:
-        for name in ("hole", "sparse", "padded"):
-            os.chmod(root / name, 0o600)
-            status = os.stat(tmp_path / "upper" / name)
-            assert (status.st_size, stat.S_IMODE(status.st_mode)) == (1 << 40, 0o600)
-            assert status.st_blocks * 512 < 1 << 20
-        with open(root / "sparse", "rb") as file:
-            file.seek((1 << 39) - 2)
-            assert file.read(len(BLOB) + 4) == b"\0\0" + BLOB + b"\0\0"
 
 
 @pytest.mark.promise("S45")

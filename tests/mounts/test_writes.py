@@ -9,7 +9,6 @@ import json
 import mmap
 import os
 import shutil
-import socket
 import stat
 import struct
 import subprocess
@@ -87,25 +86,6 @@ def as_user(program: str, uid: int = 1234) -> None:
 
 
 # -- files
-
-
-def test_files_are_created_written_appended_to_and_truncated(root: Path) -> None:
-    (root / "new").write_bytes(b"abc")
-    with open(root / "new", "ab") as one, open(root / "new", "ab") as other:
-        for file in (one, other, one):
-            file.write(b"+")
-            file.flush()
-    assert (root / "new").read_bytes() == b"abc+++"
-    os.truncate(root / "new", 2)
-    os.truncate(root / "new", 5)
-    assert (root / "new").read_bytes() == b"ab\0\0\0"
-    (root / "v/a/0").write_text("other")
-    with open(root / "v/a/1", "a") as file:
-        file.write(" and more")
-    assert ((root / "v/a/0").read_text(), (root / "v/a/1").read_text()) == ("other", "one and more")
-    assert code_of(os.open, root / "new", os.O_CREAT | os.O_EXCL) == errno.EEXIST
-    assert code_of(os.open, root / "v/b/0", os.O_CREAT | os.O_EXCL) == errno.EEXIST
-    assert code_of(os.open, root / "v", os.O_WRONLY) == errno.EISDIR
 
 
 @pytest.mark.promise("S24")
@@ -227,26 +207,6 @@ def test_no_line_is_lost_when_threads_append(root: Path) -> None:
 # -- attributes
 
 
-def test_mode_owner_and_times_can_be_set(root: Path) -> None:
-    for name in ("v/a/0", "v/a"):
-        path = root / name
-        inode = path.stat().st_ino
-        os.chmod(path, 0o750)
-        os.chown(path, 12, 34)
-        os.utime(path, ns=(1_000_000_001, 2_000_000_002))
-        found = path.stat()
-        assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (12, 34, 0o750)
-        assert (found.st_atime_ns, found.st_mtime_ns, found.st_ino) == (1_000_000_001, 2_000_000_002, inode)
-    subprocess.run(["touch", "-m", "-d", "2001-02-03", root / "v/a/0"], check=True)  # UTIME_OMIT
-    assert (root / "v/a/0").stat().st_atime_ns == 1_000_000_001
-    assert (root / "v/a/0").read_text() == "zero"
-    os.symlink("v/a/0", root / "link")
-    os.chown(root / "link", 56, 78, follow_symlinks=False)
-    os.utime(root / "link", ns=(5, 6), follow_symlinks=False)
-    found = os.lstat(root / "link")
-    assert (found.st_uid, found.st_mtime_ns, (root / "v/a/0").stat().st_uid) == (56, 6, 12)
-
-
 @pytest.mark.promise("S28")
 def test_new_files_belong_to_the_user_who_creates_them(root: Path) -> None:
     work = root / "work"
@@ -283,91 +243,7 @@ def test_a_write_clears_the_set_uid_bit(root: Path) -> None:
         assert stat.S_IMODE((root / name).stat().st_mode) == 0o6777
 
 
-def test_extended_attributes_can_be_set_and_removed(root: Path) -> None:
-    for name in ("v/a/0", "v/a", "new"):
-        path = root / name
-        if name == "new":
-            path.touch()
-        os.setxattr(path, "user.one", b"1")
-        os.setxattr(path, "user.two", b"")
-        assert {"user.one", "user.two"} <= set(os.listxattr(path))
-        assert os.getxattr(path, "user.one") == b"1"
-        os.removexattr(path, "user.one")
-        assert code_of(os.getxattr, path, "user.one") == errno.ENODATA
-        assert code_of(os.removexattr, path, "user.one") == errno.ENODATA
-        assert code_of(os.setxattr, path, "user.two", b"", os.XATTR_CREATE) == errno.EEXIST
-        assert code_of(os.setxattr, path, "user.zarrfs.source", b"") == errno.EOPNOTSUPP
-    assert (root / "v/a/0").read_text() == "zero"
-
-
 # -- names
-
-
-def test_special_files_can_be_created(root: Path) -> None:
-    os.mkfifo(root / "fifo", 0o600)
-    os.mknod(root / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(root / "socket"))
-    assert stat.S_ISFIFO(os.stat(root / "fifo").st_mode)
-    assert stat.S_ISSOCK(os.stat(root / "socket").st_mode)
-    assert os.stat(root / "null").st_rdev == os.makedev(1, 3)
-    (root / "null").write_text("gone")
-    assert (root / "null").read_text() == ""
-
-
-def test_links(root: Path) -> None:
-    os.link(root / "v/a/0", root / "hard")
-    one, other = (root / "v/a/0").stat(), (root / "hard").stat()
-    assert (one.st_ino, one.st_nlink) == (other.st_ino, 2)
-    (root / "hard").write_text("both")
-    assert (root / "v/a/0").read_text() == "both"
-    (root / "v/a/0").unlink()
-    os.rename(root / "hard", root / "v/a/0")
-    assert ((root / "v/a/0").read_text(), (root / "v/a/0").stat().st_nlink) == ("both", 1)
-    os.symlink("../nowhere", root / "soft")
-    os.link(root / "soft", root / "soft2", follow_symlinks=False)
-    assert os.readlink(root / "soft2") == "../nowhere"
-    assert code_of(os.link, root / "top", root / "v") == errno.EEXIST
-
-
-def test_directories_can_be_created_and_removed(root: Path) -> None:
-    assert code_of(os.rmdir, root / "v/b") == errno.ENOTEMPTY
-    (root / "v/b/0").unlink()
-    handle = os.open(root / "v/b", os.O_RDONLY)
-    (root / "v/b").rmdir()
-    os.fstat(handle)
-    os.close(handle)
-    assert sorted(os.listdir(root / "v")) == [".zgroup", "a"]
-    (root / "v/b").mkdir()
-    assert os.listdir(root / "v/b") == []
-    assert code_of(os.mkdir, root / "v/b") == errno.EEXIST
-    assert code_of(os.rmdir, root / "top") == errno.ENOTDIR
-    assert code_of(os.unlink, root / "v/b") == errno.EISDIR
-    shutil.rmtree(root / "v")
-    assert os.listdir(root) == ["top"]
-
-
-def test_rename_moves_replaces_and_exchanges(root: Path) -> None:
-    tree = root / "tree"
-    (tree / "deep/er").mkdir(parents=True)
-    (tree / "deep/er/file").write_text("file")
-    inside, inode = os.open(tree / "deep/er/file", os.O_RDONLY), (tree / "deep").stat().st_ino
-    os.rename(tree / "deep", root / "moved")
-    assert (os.read(inside, 9), (root / "moved").stat().st_ino) == (b"file", inode)
-    os.close(inside)
-    assert (root / "moved/er/file").read_text() == "file"
-    os.rename(root / "v/a/0", root / "v/a/1")  # replaces a file of the lower store
-    assert ((root / "v/a/1").read_text(), os.listdir(root / "v/a")) == ("zero", ["1"])
-    assert renameat2(root / "top", root / "v/a/1", NOREPLACE) == errno.EEXIST
-    assert renameat2(root / "top", root / "v/a/2", NOREPLACE) == 0
-    assert renameat2(root / "v/a/2", root / "moved", EXCHANGE) == 0
-    assert ((root / "moved").read_text(), (root / "v/a/2/er/file").read_text()) == ("top", "file")
-    (root / "v/b/0").unlink()
-    os.rename(root / "v/a/2", root / "v/b")  # replaces an empty directory
-    assert os.listdir(root / "v/b") == ["er"]
-    (root / "new").mkdir()
-    assert code_of(os.rename, root / "new", root / "v/b") == errno.ENOTEMPTY
-    assert code_of(os.rename, root / "new", root / "new/below") == errno.EINVAL
 
 
 def test_a_listing_is_complete_while_its_entries_are_deleted(root: Path) -> None:

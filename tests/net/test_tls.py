@@ -30,10 +30,8 @@ from tests.servers import free_port
 from zarrfs.config.options import Options, parse
 from zarrfs.errors import ReadError
 from zarrfs.net import tls
-from zarrfs.net.connections import Server as Server_
 from zarrfs.net.http import HttpSystem
 from zarrfs.net.reach import Trust
-from zarrfs.net.transport import Connection
 from zarrfs.store.remotefiles import RemoteFiles
 
 VALUE = bytes(range(256)) * 64
@@ -282,58 +280,6 @@ async def opened(authority: Authority) -> AsyncIterator[HttpSystem]:
     system = HttpSystem(options, Trust(options))
     yield system
     await system.aclose()
-
-
-@pytest.mark.parametrize("closes", [True, False])
-def test_new_connections_resume_the_tls_session(server: Server, authority: Authority, closes: bool) -> None:
-    url, resumed = f"{server(closes=closes)}/value", []
-
-    async def main() -> None:
-        async with opened(authority) as system:
-            connect = Server_.connect
-
-            async def noted(self: Server_, where: str, patience: float) -> Connection:
-                made = await connect(self, where, patience)
-                resumed.append(made.sock.session_reused)  # type: ignore[attr-defined]
-                return made
-
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Server_, "connect", noted)
-                for start in range(0, 12_000, 1000):
-                    found = await system.fetch(url, start, start + 3000)
-                    assert bytes(found.data) == VALUE[start : start + 3000]
-
-    trio.run(main)
-    assert resumed == ([False] + 11 * [True] if closes else [False])
-
-
-def read_while_rewritten(directory: Path, url: str, authority: Authority, renewed: str, *given: str) -> None:
-    """Read ranges from a server that closes each connection; rewrite the certificate file `renewed` in between."""
-    shutil.copy(authority.file, directory / "authority.pem")
-    shutil.copy(authority.certificate("client", "192.0.2.1"), directory / "client.pem")
-    files = [f"ca_bundle={directory}/authority.pem", f"https.client_cert={directory}/client.pem"]
-    options = parse([*files, *given]).options
-
-    async def main() -> None:
-        system = HttpSystem(options, Trust(options))
-        for start in range(0, 6000, 1000):
-            assert bytes((await system.fetch(url, start, start + 500)).data) == VALUE[start : start + 500]
-            if start == 1000:
-                new = directory / "new.pem"
-                new.write_bytes((directory / renewed).read_bytes())
-                os.utime(new, ns=(0, start))
-                new.replace(directory / renewed)
-        await system.aclose()
-
-    trio.run(main)
-
-
-@pytest.mark.parametrize("renewed", ["authority.pem", "client.pem"])
-def test_reads_continue_after_a_certificate_file_is_rewritten(
-    tmp_path: Path, server: Server, authority: Authority, renewed: str
-) -> None:
-    """A TLS session made with the earlier file must not be resumed with the new one."""
-    read_while_rewritten(tmp_path, f"{server(clients=True, closes=True)}/value", authority, renewed)
 
 
 def test_a_wrong_certificate_is_refused_despite_earlier_sessions(authority: Authority) -> None:
