@@ -19,6 +19,7 @@ from zarrfs.errors import ReadError
 from zarrfs.fuse import listing
 from zarrfs.fuse.inodes import InodeTable
 from zarrfs.fuse.listing import DirectoryHandle
+from zarrfs.fuse.sizes import StatAhead
 from zarrfs.fuse.writable import WritableOperations
 from zarrfs.store.api import Info, Kind
 from zarrfs.store.overlay import Overlay
@@ -73,7 +74,8 @@ def test_requests_come_in_any_order(count: int, fails: int | None, steps: list[t
 
     async def main() -> None:
         store, inodes = Names(count, fails), InodeTable()
-        directory = DirectoryHandle(SimpleNamespace(store=store), "d", inodes)  # type: ignore[arg-type]
+        version: Any = SimpleNamespace(store=store)
+        directory = DirectoryHandle(version, "d", inodes, StatAhead())
         at, sent = 0, Counter[str]()
         for step, number in steps:
             if step == "prepare":
@@ -83,12 +85,12 @@ def test_requests_come_in_any_order(count: int, fails: int | None, steps: list[t
                 at = min(number, count)
             if fails is not None and at >= end:
                 if more:
-                    assert await directory.entries(at, more) == []
+                    assert await directory.entries(version, at, more) == []
                 for _ in range(2):
                     with pytest.raises(ReadError):
-                        await directory.entries(at)
+                        await directory.entries(version, at)
                 continue
-            piece = await directory.entries(at, more)
+            piece = await directory.entries(version, at, more)
             expected = store.names[at : at + len(piece)]
             assert [entry.info.name for entry in piece] == expected
             assert [entry.name.decode() for entry in piece] == expected
@@ -110,19 +112,44 @@ def test_a_failure_while_preparing_is_raised_by_the_next_request() -> None:
     async def main() -> None:
         inodes = InodeTable()
         store = Names(20, fails_after=6)
-        directory = DirectoryHandle(SimpleNamespace(store=store), "d", inodes)  # type: ignore[arg-type]
-        assert len(await directory.entries(0)) == 4
+        version: Any = SimpleNamespace(store=store)
+        directory = DirectoryHandle(version, "d", inodes, StatAhead())
+        assert len(await directory.entries(version, 0)) == 4
         directory.sent(4)
         await directory.prepare()
-        assert [entry.info.name for entry in await directory.entries(4)] == ["0004", "0005"]
+        assert [entry.info.name for entry in await directory.entries(version, 4)] == ["0004", "0005"]
         directory.sent(6)
         store.fails_after = None
         for _ in range(3):
             with pytest.raises(ReadError):
-                await directory.entries(6)
-        assert len(await directory.entries(0)) == 4
+                await directory.entries(version, 6)
+        assert len(await directory.entries(version, 0)) == 4
         await directory.close()
         assert known(inodes) == Counter(f"d/{number:04}" for number in range(6))
+
+    trio.run(main)
+
+
+def test_an_open_listing_goes_on_in_a_new_version_after_the_last_name_sent() -> None:
+    async def main() -> None:
+        inodes, sent = InodeTable(), Counter[str]()
+        old: Any = SimpleNamespace(store=Names(20))
+        new: Any = SimpleNamespace(store=Names(20))
+        new.store.names = ["0000", "0004a", "0005", "0006", "0007a", "0019"]
+        directory, names = DirectoryHandle(old, "d", inodes, StatAhead()), list[str]()
+        for version, taken in (old, 4), (old, 2), (new, 2), (new, 9):
+            piece = await directory.entries(version, len(names))
+            await directory.prepare()
+            names += [entry.info.name for entry in piece[:taken]]
+            directory.sent(len(names))
+        assert names == ["0000", "0001", "0002", "0003", "0004", "0005", "0006", "0007a", "0019"]
+        assert await directory.entries(new, len(names)) == []
+        assert [entry.info.name for entry in await directory.entries(new, 7)] == ["0007a", "0019"]
+        assert [entry.info.name for entry in await directory.entries(new, 0)] == new.store.names[:4]
+        directory.sent(0)
+        await directory.close()
+        sent.update(f"d/{name}" for name in names)
+        assert known(inodes) == sent
 
     trio.run(main)
 
@@ -130,9 +157,10 @@ def test_a_failure_while_preparing_is_raised_by_the_next_request() -> None:
 def test_prepare_and_entries_run_concurrently() -> None:
     async def main() -> None:
         inodes = InodeTable()
-        directory, names = DirectoryHandle(SimpleNamespace(store=Names(50)), "d", inodes), []  # type: ignore[arg-type]
+        version: Any = SimpleNamespace(store=Names(50))
+        directory, names = DirectoryHandle(version, "d", inodes, StatAhead()), list[str]()
         async with trio.open_nursery() as nursery:
-            while piece := await directory.entries(len(names)):
+            while piece := await directory.entries(version, len(names)):
                 names += [entry.info.name for entry in piece]
                 directory.sent(len(names))
                 nursery.start_soon(directory.prepare)

@@ -26,7 +26,8 @@ class Uses:
         self.number = 0
         self.files: Files = {}
         self.open: list[tuple[int, bytes]] = []
-        self.listings: list[tuple[Iterator[os.DirEntry[str]], set[str], set[str]]] = []
+        # of each listing: the names that were read, those of all versions since it began, those of any of them
+        self.listings: list[tuple[Iterator[os.DirEntry[str]], set[str], set[str], set[str]]] = []
         self.keep = os.open(root / "keep", os.O_PATH | os.O_DIRECTORY)
 
     def change(self) -> None:
@@ -34,6 +35,9 @@ class Uses:
         self.number += 1
         self.files = some_files(self.chance, self.number)
         write_set(self.document, self.files)
+        for _, _, always, ever in self.listings:
+            always &= names_in(self.files, "many")
+            ever |= names_in(self.files, "many")
         assert refresh(self.root) == "refreshed"
 
     def open_one(self) -> None:
@@ -86,13 +90,15 @@ class Uses:
     def begin_listing(self) -> None:
         entries = os.scandir(self.root / "many")
         first = {next(entries).name for _ in range(self.chance.randrange(5))}
-        self.listings.append((entries, first, names_in(self.files, "many")))
+        self.listings.append((entries, first, names_in(self.files, "many"), names_in(self.files, "many")))
 
     def end_listing(self) -> None:
-        """Check that a listing returns the names of the version it was begun in, whatever the newest version is."""
+        """Check that a listing returns each name once, and all that were there from its begin to its end."""
         if self.listings:
-            entries, first, names = self.listings.pop(self.chance.randrange(len(self.listings)))
-            assert first | {entry.name for entry in entries} == names
+            entries, first, always, ever = self.listings.pop(self.chance.randrange(len(self.listings)))
+            rest = [entry.name for entry in entries]
+            assert len({*first, *rest}) == len(first) + len(rest)
+            assert always <= {*first, *rest} <= ever
 
     def close(self) -> None:
         while self.open:

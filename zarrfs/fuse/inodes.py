@@ -9,6 +9,7 @@ import stat
 import pyfuse3
 
 from zarrfs.errors import NotFound
+from zarrfs.fuse.sizes import Sizes
 from zarrfs.store.api import Kind
 
 _FILE = Kind.FILE  # looking up an enum member is slow, and every entry needs it
@@ -30,12 +31,10 @@ class InodeTable:
         self._kinds: dict[int, Kind] = {}  # by inode, except regular files
         self._kinds[root] = Kind.DIRECTORY
         self._identities: dict[int, int] = {}
-        self.unsized: set[int] = set()  # sent to the kernel without a size, and not opened since
-        self.sizes: dict[int, int] = {}  # bytes, as sent to the kernel last
+        self.sizes = Sizes()
         # The first inode of the visible version. It is random, so that an NFS client that still has an inode number of
         # an earlier mount gets ESTALE and not another file.
         self._next = self._first = root + 1 + (secrets.randbits(40) << 20)
-        self._orphans: set[int] = set()  # handed out by listings of replaced versions
         self._gone = 0  # inodes dropped since the last _shrink()
 
     def __len__(self) -> int:
@@ -71,25 +70,11 @@ class InodeTable:
 
     def is_old(self, inode: int) -> bool:
         """Return whether an inode belongs to a replaced version; a directory never does."""
-        if inode >= self._first:
-            return inode in self._orphans
-        return self._kinds.get(inode, _FILE) is not Kind.DIRECTORY
+        return inode < self._first and self._kinds.get(inode, _FILE) is not Kind.DIRECTORY
 
     def survives(self, inode: int) -> bool:
         """Return whether an inode is a directory from before renew(), now used for the new version's directory."""
         return inode < self._first and self._kinds.get(inode) is Kind.DIRECTORY
-
-    def orphan(self, key: str, kind: Kind) -> int:
-        """Return an inode for an entry of a replaced version's listing, with one lookup counted."""
-        known = self._inodes.get(key)
-        if kind is Kind.DIRECTORY and known is not None and self._kinds.get(known) is kind:
-            return self.lookup(key, kind, self._identities.get(known))
-        inode = self._next
-        self._next = inode + 1
-        self._keys[inode] = key
-        self._kinds[inode] = kind
-        self._orphans.add(inode)
-        return inode
 
     def known(self) -> dict[str, int]:
         """Return a copy of the inodes by key."""
@@ -114,10 +99,6 @@ class InodeTable:
         self.learn(inode, identity)
         return inode
 
-    def may_be_sized(self, inode: int) -> bool:
-        """Return whether the kernel may have received a size for an inode that is not in `sizes`."""
-        return inode in self._extra_lookups and inode not in self.unsized
-
     def peek(self, key: str) -> int | None:
         """Return the inode of `key` if the kernel knows one. Count no lookup."""
         return self._inodes.get(key)
@@ -136,8 +117,6 @@ class InodeTable:
             self._kinds.pop(inode, None)
             self._identities.pop(inode, None)
             self.sizes.pop(inode, None)
-            self.unsized.discard(inode)
-            self._orphans.discard(inode)
             key = self._keys.pop(inode, None)
             if key is not None and self._inodes.get(key) == inode:
                 del self._inodes[key]
@@ -150,8 +129,7 @@ class InodeTable:
     def _shrink(self) -> None:
         """Rebuild the tables to free memory: a dict never shrinks by itself."""
         self._keys, self._inodes, self._extra_lookups = dict(self._keys), dict(self._inodes), dict(self._extra_lookups)
-        self._kinds, self._identities, self.sizes = dict(self._kinds), dict(self._identities), dict(self.sizes)
-        self._orphans, self.unsized = set(self._orphans), set(self.unsized)
+        self._kinds, self._identities, self.sizes = dict(self._kinds), dict(self._identities), Sizes(self.sizes)
         self._gone = 0
 
 

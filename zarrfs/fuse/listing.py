@@ -1,17 +1,23 @@
-"""Open directories of a read-only mount: listings that resume at any offset and are read a little ahead."""
+"""Open directories of a read-only mount: listings that resume at any offset and are read a little ahead.
+
+After a refresh, an open listing goes on in the new version, after the last name that was sent.
+"""
 
 from __future__ import annotations
 
+import bisect
+import operator
 from collections.abc import AsyncGenerator
 from typing import NamedTuple, cast
 
 import trio
 
 from zarrfs.fuse.inodes import InodeTable
+from zarrfs.fuse.sizes import StatAhead
 from zarrfs.fuse.versions import StoreVersion
 from zarrfs.store.api import Info
 
-_PIECE = 512  # entries fetched at a time; the last name before each piece is kept for seekdir
+_PIECE = 512  # entries fetched at a time; the last name of each piece is kept for seekdir
 
 
 class Listed(NamedTuple):
@@ -28,12 +34,11 @@ class DirectoryHandle:
     Positions count entries from 0, without "." and "..".
     """
 
-    def __init__(self, version: StoreVersion, key: str, inodes: InodeTable) -> None:
+    def __init__(self, version: StoreVersion, key: str, inodes: InodeTable, stat_ahead: StatAhead) -> None:
         """The caller releases `version` after close()."""
         self.version, self.key = version, key
-        self.old = False  # a refresh has replaced this version
-        self._store, self._inodes = version.store, inodes
-        self._before = [""]  # [i]: the name before entry number i * _PIECE
+        self._inodes, self._stat_ahead = inodes, stat_ahead
+        self._marks = [(0, "")]  # positions at which the listing can resume, each with the name before it
         self._piece: list[Listed] = []
         self._start = 0  # position of the first entry of the piece
         self._sent = 0  # position of the first entry not yet sent to the kernel
@@ -42,15 +47,18 @@ class DirectoryHandle:
         self._failure: Exception | None = None  # raised by the listing after the entries fetched so far
         self._lock = trio.Lock()  # a generator can run only once at a time
 
-    async def entries(self, position: int, more: bool = False) -> list[Listed]:
-        """Return some entries from `position` on; [] at the end. Position 0 restarts the listing.
+    async def entries(self, version: StoreVersion, position: int, more: bool = False) -> list[Listed]:
+        """Return some entries of `version` from `position` on; [] at the end. Position 0 restarts the listing.
 
         An error that ended the listing is raised for every position after the entries fetched before it, until the
         listing is restarted. With `more`, the reply already holds entries that an error would discard, so return []
         instead of raising it. The caller reports with sent() which entries the kernel has received.
         """
         async with self._lock:
-            if position == 0 or position != self._sent or position > self._start + len(self._piece):
+            if version is not self.version:
+                await self._switch(version)
+                await self._seek(position)
+            elif position == 0 or position != self._sent or position > self._start + len(self._piece):
                 await self._seek(position)
             if position == self._start + len(self._piece):
                 await self._read_on()
@@ -87,15 +95,25 @@ class DirectoryHandle:
             await self._listing.aclose()
             self._listing = None
 
+    async def _switch(self, version: StoreVersion) -> None:
+        """Continue in another version, after the last name that was sent."""
+        sent = self._sent - self._start
+        if 0 < sent <= len(self._piece):
+            self._mark(self._sent, self._piece[sent - 1].info.name)
+        await self._end()
+        self.version = version
+
+    def _mark(self, position: int, name: str) -> None:
+        del self._marks[bisect.bisect_left(self._marks, position, key=operator.itemgetter(0)) :]
+        self._marks.append((position, name))
+
     async def _seek(self, position: int) -> None:
         """Load the piece that holds `position`, resuming the listing at the nearest known name before it."""
         await self._end()
-        if position == 0:
-            del self._before[1:]
-        mark = min(position // _PIECE, len(self._before) - 1)
-        start, after = mark * _PIECE, self._before[mark]
-        self._start = self._sent = start
-        self._listing = cast(AsyncGenerator[Info, None], self._store.list_dir(self.key, after))
+        del self._marks[bisect.bisect_right(self._marks, position, key=operator.itemgetter(0)) :]
+        self._start, after = self._marks[-1]
+        self._sent = self._start
+        self._listing = cast(AsyncGenerator[Info, None], self.version.store.list_dir(self.key, after))
         await self._read_on()
         while self._piece and position >= self._start + len(self._piece):
             await self._read_on()
@@ -111,8 +129,8 @@ class DirectoryHandle:
         prepared, self._prepared = self._prepared, None
         self._piece = []
         self._piece = await self._take() if prepared is None else prepared
-        if len(self._piece) == _PIECE and self._start + _PIECE == len(self._before) * _PIECE:
-            self._before.append(self._piece[-1].info.name)
+        if len(self._piece) == _PIECE:
+            self._mark(self._start + _PIECE, self._piece[-1].info.name)
 
     async def _take(self) -> list[Listed]:
         """Fetch the next _PIECE entries; fewer at the end, or before a failure, which is stored in _failure."""
@@ -122,14 +140,11 @@ class DirectoryHandle:
         prefix, lookup, new = self.key + "/" if self.key else "", self._inodes.lookup, tuple.__new__
         try:
             async for info in self._listing:
-                name = info.name
-                if self.old:
-                    inode = self._inodes.orphan(prefix + name, info.kind)
-                else:
-                    inode = lookup(prefix + name, info.kind, info.identity)
-                piece.append(new(Listed, (name.encode("utf-8", "surrogateescape"), info, inode)))
+                inode = lookup(prefix + info.name, info.kind, info.identity)
+                piece.append(new(Listed, (info.name.encode("utf-8", "surrogateescape"), info, inode)))
                 if len(piece) == _PIECE:
                     break
         except Exception as exc:
             self._failure = exc
+        self._stat_ahead.listed([prefix + entry.info.name for entry in piece if entry.info.size is None])
         return piece

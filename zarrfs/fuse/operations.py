@@ -36,10 +36,10 @@ from pyfuse3 import (
 from zarrfs.config.options import Options
 from zarrfs.errors import NotDirectory, NotFound, ReadError, TargetChanged, ZarrfsError, internal_error, to_errno
 from zarrfs.fuse.inodes import InodeTable
-from zarrfs.fuse.listing import DirectoryHandle
+from zarrfs.fuse.listing import DirectoryHandle, Listed
 from zarrfs.fuse.pagecache import PUSHED, READ_AHEAD
 from zarrfs.fuse.permissions import Permissions
-from zarrfs.fuse.statahead import StatAhead
+from zarrfs.fuse.sizes import StatAhead, request_sizes
 from zarrfs.fuse.versions import CounterTotals, StoreVersion
 from zarrfs.fuse.xattrs import (
     LEFT_OUT_XATTR,
@@ -159,6 +159,7 @@ class Operations(pyfuse3.Operations):
         self.inodes = InodeTable()
         self._page_versions: dict[int, Hashable] = {}  # by inode: Value.version of the pages the kernel may have
         self._files: dict[int, OpenFile] = {}
+        self._opened: dict[int, set[FileHandleT]] = {}  # open files by inode
         self._directories: dict[int, DirectoryHandle] = {}
         self._next_handle = 1
         self._filled: tuple[object, ...] = ()  # contents of readdir's entry, except inode and size
@@ -237,24 +238,17 @@ class Operations(pyfuse3.Operations):
     @handler
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
         """Stat an inode. ESTALE if another file or directory has its name, and no client has the inode open."""
-        key = self.inodes.key(inode)
-        with self._version_of(inode) as version:
-            if version is not self.current:
-                return self._fill(self._new_entry(), self._stat_by_handle(inode), inode)
-        if inode in self.inodes.unsized:
-            await self._ask_size(key)
-        try:
-            info = await self._info(key)
-        except (NotFound, NotDirectory):
-            with contextlib.suppress(NotFound):
-                return self._fill(self._new_entry(), self._stat_by_handle(inode), inode)
-            raise
-        # gone: a refresh has replaced the version meanwhile, or an entry of another kind has taken the name
-        gone = self.inodes.is_old(inode) or info.kind is not self.inodes.kind(inode)
-        if gone or (self.inodes.is_other(inode, info.identity) and not self.inodes.survives(inode)):
-            with contextlib.suppress(NotFound):
-                return self._fill(self._new_entry(), self._stat_by_handle(inode), inode)
-            raise pyfuse3.FUSEError(errno.ESTALE)  # no client has it open: the kernel repeats the lookup
+        key, info = self.inodes.key(inode), None
+        if not self.inodes.is_old(inode):
+            if self.inodes.sizes.is_unknown(inode):
+                await self._ask_size(key)
+            with contextlib.suppress(NotFound, NotDirectory):
+                info = await self._info(key)
+        # the name is gone, or another entry has it, or a refresh has replaced the version
+        if info is None or self.inodes.is_old(inode) or info.kind is not self.inodes.kind(inode) or (
+            self.inodes.is_other(inode, info.identity) and not self.inodes.survives(inode)
+        ):  # fmt: skip
+            info = self._stat_by_handle(inode)
         return self._fill(self._new_entry(), info, inode)
 
     @handler
@@ -280,7 +274,7 @@ class Operations(pyfuse3.Operations):
     @handler
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
         """Open a directory."""
-        handle = DirectoryHandle(self.current, self.inodes.key(inode), self.inodes)
+        handle = DirectoryHandle(self.current, self.inodes.key(inode), self.inodes, self._stat_ahead)
         self.current.users += 1
         return self._handle(self._directories, handle)
 
@@ -288,7 +282,7 @@ class Operations(pyfuse3.Operations):
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
         """Send entries with attributes from offset `start_id` on until the kernel's buffer is full."""
         self.counters["readdir"] += 1
-        directory, first, unsized = self._directories[fh], start_id, False
+        directory, first = self._directories[fh], start_id
         while start_id < 2:
             name = b"." if start_id == 0 else b".."
             key = directory.key if start_id == 0 else split_key(directory.key)[0]
@@ -298,14 +292,9 @@ class Operations(pyfuse3.Operations):
             if not pyfuse3.readdir_reply(token, name, entry, start_id + 1):
                 return
             start_id += 1
-        while piece := await directory.entries(start_id - 2, start_id > first):
+        while piece := await self._entries(directory, start_id - 2, start_id > first):
             for name, info, inode in piece:
-                if self._forgot_size(info, inode) and not directory.old:
-                    await self._recall_size(self.store, join_key(directory.key, info.name), inode)
-                if info.size is None and not unsized:
-                    unsized = True
-                    self._stat_ahead.listed(directory.key)
-                entry = self._fill_old(info, inode) if directory.old else self._fill_next(info, inode)
+                entry = self._fill_next(info, inode)
                 start_id += 1
                 if not pyfuse3.readdir_reply(token, name, entry, start_id):
                     directory.sent(start_id - 3)  # the position of the entry that did not fit
@@ -333,11 +322,11 @@ class Operations(pyfuse3.Operations):
             raise pyfuse3.FUSEError(errno.EROFS)
         version, file = self.current, OpenFile(self.inodes.key(inode), inode, None)
         pages = None if self.inodes.is_old(inode) else await self._open(version, file)
-        if file.value is not None and inode in self.inodes.unsized and not self.inodes.is_old(inode):
-            self._keep_size(inode, file.value.size)
         if self.inodes.is_old(inode):  # a refresh may have replaced the version meanwhile
             self._close_file(file)
             raise pyfuse3.FUSEError(errno.ESTALE)
+        if file.value is not None:
+            self.inodes.sizes.learned(inode, file.value.size)
         immutable = version.store.immutable
         keep = pages is not None and (immutable or self._page_versions.get(inode, pages) == pages)
         if not immutable:
@@ -347,7 +336,7 @@ class Operations(pyfuse3.Operations):
             self._page_versions[inode] = pages if is_settled(changed) else None
         version.users += 1
         file.version = version
-        return FileInfo(fh=self._handle(self._files, file), keep_cache=keep)
+        return FileInfo(fh=self._add_file(file), keep_cache=keep)
 
     @handler
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
@@ -380,7 +369,12 @@ class Operations(pyfuse3.Operations):
     @handler
     async def release(self, fh: FileHandleT) -> None:
         """Close a file."""
-        self._close_file(self._files.pop(fh))
+        file = self._files.pop(fh)
+        handles = self._opened[file.inode]
+        handles.discard(fh)
+        if not handles:
+            del self._opened[file.inode]
+        self._close_file(file)
 
     # -- statfs and extended attributes
 
@@ -458,8 +452,6 @@ class Operations(pyfuse3.Operations):
         old, self.current = self.current, version
         self.inodes.renew()
         self._page_versions, self._filled = {}, ()
-        for directory in self._directories.values():
-            directory.old = True
         old.retire()
         old.users += 1
         self._retired.append(old)
@@ -540,8 +532,8 @@ class Operations(pyfuse3.Operations):
     def _found_version(self, inode: int) -> StoreVersion:
         if not self.inodes.is_old(inode):
             return self.current
-        for file in self._files.values():
-            if file.inode == inode and file.version is not None:
+        for file in self._files_of(inode):
+            if file.version is not None:
                 return file.version
         raise pyfuse3.FUSEError(errno.ESTALE)
 
@@ -551,6 +543,15 @@ class Operations(pyfuse3.Operations):
         number, self._next_handle = self._next_handle, self._next_handle + 1
         table[number] = value
         return FileHandleT(number)
+
+    def _add_file(self, file: OpenFile) -> FileHandleT:
+        fh = self._handle(self._files, file)
+        self._opened.setdefault(file.inode, set()).add(fh)
+        return fh
+
+    def _files_of(self, inode: int) -> list[OpenFile]:
+        """Return the open files of an inode."""
+        return [self._files[fh] for fh in self._opened.get(inode, ())]
 
     def _close_file(self, file: OpenFile) -> None:
         if file.value is not None:
@@ -563,6 +564,20 @@ class Operations(pyfuse3.Operations):
             self.leave(file.version)
 
     # -- parts
+
+    async def _entries(self, directory: DirectoryHandle, position: int, more: bool) -> list[Listed]:
+        """Return entries of the version that is visible when this returns, as DirectoryHandle.entries() does."""
+        while True:
+            version, old = self.current, directory.version
+            version.users += 1
+            try:
+                found = await directory.entries(version, position, more)
+            finally:
+                self.leave(version if directory.version is old else old)
+            if version is self.current:
+                return found
+            if more:
+                return []
 
     async def _open(self, version: StoreVersion, file: OpenFile) -> Hashable:
         """Open the value of `file`. Return its version, () if the store never changes.
@@ -588,27 +603,22 @@ class Operations(pyfuse3.Operations):
 
     async def _ask_size(self, key: str) -> None:
         """Find out the size of a value: after a listing with those of its neighbours, else with its first bytes."""
-        if not self._stat_ahead.walks(key):
-            await self._bring(self.current, key)
-        elif self._stat_ahead.due(key):
-            version = self.current
-            self.begin(version, functools.partial(self._stat_ahead.advance, version.store, key))
-
-    async def _bring(self, version: StoreVersion, key: str) -> None:
-        """Prefetch the beginning of a value of unknown size: the response also contains the size."""
-        if (await version.values.info(key, sized=False)).size is None:
+        version, keys = self.current, self._stat_ahead.begin(key)
+        if keys:
+            self.begin(version, functools.partial(request_sizes, version.store, keys))
+        elif keys is None and (await version.values.info(key, sized=False)).size is None:
             await version.values.prefetch([key])
 
     def _stat_by_handle(self, inode: int) -> Info:
-        """Stat a file without a name by one of its handles. Raise NotFound if it is not open."""
-        for file in self._files.values():
-            if file.inode == inode and file.value is not None and file.descriptor is None:
+        """Stat a file by one of its handles. ESTALE if no client has it open: the kernel repeats the lookup."""
+        for file in self._files_of(inode):
+            if file.value is not None and file.descriptor is None:
                 return file.value.info
-            if file.inode == inode and file.descriptor is not None:
+            if file.descriptor is not None:
                 status = os.fstat(file.descriptor)
                 return Info("", Kind.FILE, status.st_size, stat.S_IMODE(status.st_mode), status.st_mtime_ns,
                             allocated=status.st_blocks * _BLOCK, links=status.st_nlink)  # fmt: skip
-        raise NotFound(self.inodes.key(inode))
+        raise pyfuse3.FUSEError(errno.ESTALE)
 
     def _new_entry(self) -> EntryAttributes:
         """Return an entry with the fields that all entries of this mount have in common."""
@@ -619,12 +629,6 @@ class Operations(pyfuse3.Operations):
         entry.entry_timeout = self._entry_timeout
         return entry
 
-    def _fill_old(self, info: Info, inode: int) -> EntryAttributes:
-        """Fill the entry of a replaced version's listing with zero timeouts: the kernel must not cache it."""
-        entry = self._fill(self._new_entry(), info, inode)
-        entry.entry_timeout = entry.attr_timeout = 0
-        return entry
-
     def _fill_next(self, info: Info, inode: int) -> EntryAttributes:
         """Fill the entry that readdir reuses. If only inode and size differ from its last use, set only those."""
         _name, kind, size, mode, mtime_ns, _target, allocated, links, _identity, _unreadable = info
@@ -632,51 +636,19 @@ class Operations(pyfuse3.Operations):
         if size is None or allocated is not None or others != self._filled:
             self._filled = others if size is not None else ()
             return self._fill(entry, info, inode)
-        self._sent_size(inode, size)
+        if not self.current.sizes_known:
+            self.inodes.sizes.shown(inode, size)
         entry.st_ino = InodeT(inode)
         entry.st_size = size
         entry.st_blocks = -(-size // _BLOCK)
         return entry
 
-    def _sent_size(self, inode: int, size: int) -> None:
-        """Remember a size sent to the kernel: until it forgets the inode, no entry may show a smaller one."""
-        if self.inodes.unsized or self.inodes.sizes:
-            self.inodes.sizes[inode] = size
-
-    def _keep_size(self, inode: int, size: int) -> None:
-        """Keep a listing in flight from resetting the size of a file that is being opened.
-
-        The kernel discards attributes from replies to requests that are older than the inode's last change. A
-        notify_store() of zero bytes at the end of the file, past the size the kernel believes, counts as such a
-        change, so an older listing with size 0 no longer applies. It is done once for an inode: a second one would
-        discard the attributes that a client is waiting for. Source: fuse_notify_store() in Linux.
-        """
-        if inode not in self.inodes.unsized:
-            return
-        self._sent_size(inode, size)
-        self.inodes.unsized.discard(inode)
-        with contextlib.suppress(OSError):  # the kernel has forgotten the inode meanwhile
-            pyfuse3.notify_store(InodeT(inode), size, b"")
-
-    def _forgot_size(self, info: Info, inode: int) -> bool:
-        """Return whether the kernel may have a size for an inode that is listed without one, and `sizes` lacks it."""
-        return info.size is None and inode not in self.inodes.sizes and self.inodes.may_be_sized(inode)
-
-    async def _recall_size(self, store: Store, key: str, inode: int) -> None:
-        with contextlib.suppress(NotFound):
-            self.inodes.sizes.setdefault(inode, (await store.info(key, sized=False)).size or 0)
-
     def _fill(self, entry: EntryAttributes, info: Info, inode: int) -> EntryAttributes:
         """Set every field that differs between entries, because `entry` may be a reused one."""
         _name, kind, size, _mode, mtime_ns, _target, allocated, links, _identity, _unreadable = info
-        if size is None:  # timeout 0, so that stat sends a getattr: only getattr requests the size of the target
-            # a listing must not reset a size that getattr has returned: readers would find the file shorter
-            size, entry.attr_timeout = self.inodes.sizes.get(inode, 0), 0
-            if not size:
-                self.inodes.unsized.add(inode)
-        else:
-            entry.attr_timeout = self._attr_timeout
-            self._sent_size(inode, size)
+        entry.attr_timeout = 0 if size is None else self._attr_timeout
+        if size is None or not self.current.sizes_known:
+            size = self.inodes.sizes.shown(inode, size)
         entry.st_ino = InodeT(inode)
         entry.st_mode = pyfuse3.ModeT(FILE_TYPES[kind] | self.permissions.of(info))
         entry.st_nlink = links

@@ -44,6 +44,7 @@ class StoreVersion:
         self.store = store
         self._options = options
         self.values = values or store
+        self.sizes_known = self.values.sizes_known
         self.ahead = KeyReadAhead(self.values, options.prefetch)
         self.pusher: Pusher | None = None  # set if the kernel's read-ahead window could not be raised
         self.users = 0

@@ -103,7 +103,6 @@ class AttributeOperations(Operations):
         self.enable_writeback_cache = lower is not None and lower.immutable and lower.sizes_known
         self.changes = 0  # changes made so far
         self.under_way = 0  # changes in progress
-        self._opened: dict[int, set[FileHandleT]] = {}  # open files by inode
         self._gone: dict[int, int | Info] = {}  # nameless inodes: an O_PATH descriptor, or the lower store's Info
         self._copied: set[int] = set()  # copied-up inodes whose new parent directories were not synced yet
 

@@ -91,7 +91,6 @@ class HandleOperations(AttributeOperations):
         if not self._in_upper(inode):
             info = await super().open(inode, flags, ctx)
             if not self._in_upper(inode):
-                self._opened.setdefault(inode, set()).add(info.fh)
                 return info
             await self.release(info.fh)  # copied up meanwhile
         self.counters["open"] += 1
@@ -99,8 +98,7 @@ class HandleOperations(AttributeOperations):
             descriptor = self._reopen(path, flags)
         if flags & os.O_TRUNC and ctx.uid:
             self._clear_set_ids(descriptor, inode)
-        if inode in self.inodes.unsized:
-            self._keep_size(inode, os.fstat(descriptor).st_size)
+        self.inodes.sizes.learned(inode, os.fstat(descriptor).st_size)
         return self._opened_file(descriptor, inode)
 
     @handler
@@ -143,17 +141,6 @@ class HandleOperations(AttributeOperations):
         return done
 
     @handler
-    async def release(self, fh: FileHandleT) -> None:
-        """Close a file."""
-        file = self._files.pop(fh)
-        handles = self._opened.get(file.inode)
-        if handles is not None:
-            handles.discard(fh)
-            if not handles:
-                del self._opened[file.inode]
-        self._close_file(file)
-
-    @handler
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
         """Sync a file, and the parent directories that its copy-up created."""
         file = self._files[fh]
@@ -184,7 +171,7 @@ class HandleOperations(AttributeOperations):
         directory = self._listings[fh]
         if start_id == 0 or directory.entries is None:
             directory.changes = self.changes
-            directory.entries = sorted(await self._entries(directory.inode), key=_offset)
+            directory.entries = sorted(await self._list(directory.inode), key=_offset)
         while start_id < 2:
             key = self.inodes.key(directory.inode)
             # peek(), because the kernel counts no lookup for . and ..
@@ -210,8 +197,6 @@ class HandleOperations(AttributeOperations):
                         continue
                 inode = self._looked_up(key, found)
                 counted.append((InodeT(inode), 1))
-                if found.status is None and found.info is not None and self._forgot_size(found.info, inode):
-                    await self._recall_size(self.overlay, key, inode)
                 entry = self._fill_found(found, inode)
                 if not pyfuse3.readdir_reply(token, encoded, entry, _offset(listed)):
                     await self.forget(counted[-1:])
@@ -239,7 +224,7 @@ class HandleOperations(AttributeOperations):
     async def _copy_up_to_write(self, inode: int, flags: int) -> None:
         await self.copy_up(inode, 0 if flags & os.O_TRUNC else None)
 
-    async def _entries(self, inode: int) -> list[MergedEntry]:
+    async def _list(self, inode: int) -> list[MergedEntry]:
         while True:
             key = self.inodes.key(inode)
             try:
@@ -284,9 +269,7 @@ class HandleOperations(AttributeOperations):
             key = self.inodes.key(inode)
         except NotFound:
             key = ""
-        fh = self._handle(self._files, OpenFile(key, inode, descriptor, upper=True))
-        self._opened.setdefault(inode, set()).add(fh)
-        return FileInfo(fh=fh, keep_cache=keep)
+        return FileInfo(fh=self._add_file(OpenFile(key, inode, descriptor, upper=True)), keep_cache=keep)
 
     def _sync_directories(self, key: str) -> None:
         """Sync a directory. In a merged tree also sync its parents, which a copy-up may have created."""

@@ -142,12 +142,8 @@ class Store(abc.ABC):
 
     immutable: bool = False  # no key ever changes: the kernel may cache names, attributes and pages indefinitely
     knows_names: bool = False  # names are looked up and listed without a request to a server
+    sizes_known: bool = False  # the sizes of all files are known without a request to a target
     links_cross_layers: bool = False  # open() resolves links within one layer only: resolve them first, with info()
-
-    @property
-    def sizes_known(self) -> bool:
-        """Return whether the sizes of all files are known without a request to a target."""
-        return False
 
     async def lists_same_sizes(self) -> bool:
         """Return whether listings report the same sizes in every process, whatever the process has read before."""

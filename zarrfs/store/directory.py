@@ -87,6 +87,7 @@ class FileSystemStore(WritableStore, BlockingReader):
     """
 
     immutable = False
+    sizes_known = True
     opens_files = True
 
     def __init__(

@@ -78,6 +78,7 @@ class IndexStore(Store):
     def __init__(self, path: str, targets: TargetReader, mtime_ns: int | None = None) -> None:
         self._db = open_database(path)
         self._targets = targets
+        self.sizes_known = self.meta.get("sizes") == "known"
 
         self.mtime_ns = mtime_ns
         self._directories: LRU[str, int] = LRU(_REMEMBERED)
@@ -88,10 +89,6 @@ class IndexStore(Store):
         self._sizes: LRU[int, int] = LRU(_REMEMBERED)
         self._asking: SingleFlight[int] = SingleFlight()
         self._usage: Usage | None = None
-
-    @property
-    def sizes_known(self) -> bool:
-        return self.meta.get("sizes") == "known"
 
     async def lists_same_sizes(self) -> bool:
         return True
