@@ -55,39 +55,6 @@ def files(base: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_resumed_listing_reads_a_directory_once(
-    store: FileSystemStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = tmp_path / "base"
-    names = [f"{number:04}" for number in range(1500)]
-    for name in names:
-        (base / name).touch()
-    os.utime(base, (1e9, 1e9))
-    monkeypatch.setattr("zarrfs.store.directory._KEEP", 1 << 60)
-    monkeypatch.setattr("zarrfs.store.directory._TICK", 0)
-    reads, real = [], os.listdir
-
-    def counted(place: Any) -> Any:
-        reads.append(place)
-        return real(place)
-
-    monkeypatch.setattr(os, "listdir", counted)
-
-    async def after(name: str) -> list[str]:
-        return [info.name async for info in store.list_dir("", name)]
-
-    for number in range(0, 1500, 100):
-        assert trio.run(after, names[number]) == names[number + 1 :]
-    assert len(reads) == 1
-    monkeypatch.setattr("zarrfs.store.directory._TICK", 1 << 60)
-    (base / "2").touch()  # the directory has changed too recently for its names to be kept
-    for _ in range(2):
-        assert trio.run(after, "1490") == [*names[1491:], "2"]
-    assert len(reads) == 3
-    assert trio.run(after, "") == [*names, "2"]
-    assert len(reads) == 4
-
-
 @pytest.mark.parametrize("name", ["missing", "file"])
 def test_only_a_directory_can_be_opened(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()

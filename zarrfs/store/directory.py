@@ -10,13 +10,11 @@ surrogateescape.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import enum
 import errno
 import os
 import stat
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
@@ -56,9 +54,6 @@ from zarrfs.system.beneath import BaseDirectory, real_path, reopen
 from zarrfs.system.buffers import Buffer
 
 _PAGE = 1000  # entries for each call in a worker thread
-_KEPT = 1 << 20  # names: those of a larger directory are not kept for a resumed listing
-_KEEP = 5_000_000_000  # ns for which they are kept: some network file systems never change a directory's times
-_TICK = 2_000_000_000  # ns, the coarsest ctime: within it a directory may change again without a new ctime
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _LEADS_BACK = "leads to a directory that it lies in"
 _ANSWERS: dict[int, type[StoreError]] = {
@@ -102,8 +97,6 @@ class FileSystemStore(WritableStore, BlockingReader):
         except OSError as exc:
             raise SourceError(path, reason_of(exc)) from exc
         self._staging: Staging | None = None
-        # the last resumed listing: (st_dev, st_ino, mtime, ctime), the time when it was read, and the sorted names
-        self._resumed: tuple[tuple[int, int, int, int], int, list[str]] | None = None
 
     # -- reading
 
@@ -430,26 +423,10 @@ class FileSystemStore(WritableStore, BlockingReader):
         """Open a directory; return (descriptor, sorted names greater than `after`)."""
         directory = self._open_listed(path)
         try:
-            return directory, self._names(directory, after)
+            return directory, sorted(name for name in os.listdir(directory) if name > after and not _reserved(name))
         except BaseException:
             os.close(directory)
             raise
-
-    def _names(self, directory: int, after: str) -> list[str]:
-        """Return the sorted names greater than `after`; keep all for the next part of a resumed listing."""
-        status, now, kept = os.fstat(directory), time.time_ns(), self._resumed
-        version = status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
-        if after and kept is not None and kept[0] == version and 0 <= now - kept[1] < _KEEP:
-            names = kept[2]
-        else:
-            names = [name for name in os.listdir(directory) if not _reserved(name)]
-            names.sort()
-            if after and _PAGE < len(names) <= _KEPT and status.st_ctime_ns < now - _TICK:
-                self._resumed = version, now, names
-        rest = names[bisect.bisect_right(names, after) :]
-        if not rest or (kept is not None and self._resumed is kept and now - kept[1] >= _KEEP):
-            self._resumed = None  # frees up to 80 MB
-        return rest
 
     def _open_listed(self, path: bytes) -> int:
         """Open the directory `path` for listing."""
