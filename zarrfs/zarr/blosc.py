@@ -3,7 +3,7 @@
 Headers are checked before anything is allocated, because the package blosc trusts the sizes in them. The package
 includes C-Blosc 1.21 without snappy, and a zstd that rejects the frames of zstd 0.7, which Blosc wrote in 2016. Frames
 of either kind are decoded here block by block, with zarrfs.zarr.snappy or with the system's libzstd, which usually
-still supports zstd 0.7. Source: C-Blosc 1, README_HEADER.rst, and frames that its releases wrote. The command
+still supports zstd 0.7. Source: C-Blosc 1, README_HEADER.rst, and frames that its releases wrote.
 """
 
 from __future__ import annotations
