@@ -1,25 +1,19 @@
 """A fake Flux instance: the recorded output and files of flux 0.88. The tests in tests/flux use a real instance.
 
 FakeFlux has a `flux` command for PATH and a binding that `flux python` imports; both read a directory with the content
-store and the KVS. content_db() writes the database that a stopped instance leaves; dump_tar() writes the tar file of
-flux dump.
+store and the KVS.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
-import sqlite3
 import sys
-import tarfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 UNREACHABLE = "ERROR: Unable to connect to Flux: broker socket /run/flux/local was not found"
-COMPRESSED_FROM = 256  # bytes: content-sqlite's compression_threshold
 
 _COMMAND = """#!{python}
 import os, sys, time
@@ -180,39 +174,3 @@ class FakeFlux:
     def environment(self) -> dict[str, str]:
         """Return os.environ with the command's directory first in PATH."""
         return os.environ | {"PATH": f"{self.path}:{os.environ['PATH']}"}
-
-
-def content_db(path: Path, blobs: Iterable[bytes], algorithm: str = "sha1", compressed: bool = True) -> None:
-    """Write the content.sqlite of an instance with these blobs."""
-    import lz4.block
-
-    db = sqlite3.connect(path)
-    db.execute("CREATE TABLE objects(hash CHAR(20) PRIMARY KEY, size INT, object BLOB, epoch INT)")
-    for data in blobs:
-        size, stored = -1, data
-        if compressed and len(data) >= COMPRESSED_FROM:
-            size, stored = len(data), lz4.block.compress(data, store_size=False)
-        digest = hashlib.new(algorithm, data).digest()
-        db.execute("INSERT OR IGNORE INTO objects VALUES (CAST(? AS TEXT), ?, ?, 0)", (digest, size, stored))
-    db.commit()
-    db.close()
-
-
-def dump_tar(path: Path, archives: dict[str, tuple[Any, list[bytes]]], mode: str = "w") -> None:
-    """Write the tar file of flux dump for an instance with the preserved archives {name: (document, blobs)}."""
-    with tarfile.open(path, mode, format=tarfile.PAX_FORMAT) as tar:
-
-        def add(name: str, data: bytes) -> None:
-            member = tarfile.TarInfo(name)
-            member.size, member.mode, member.mtime = len(data), 0o644, 1_700_000_000
-            tar.addfile(member, io.BytesIO(data))
-
-        add("resource/eventlog", b"{}\n")
-        for name, (document, blobs) in archives.items():
-            place = "archive/" + name.replace(".", "/")
-            for number, data in reversed(list(enumerate(blobs))):  # the KVS returns them in no particular order
-                add(f"{place}_blobs/{number}", data)
-            add(place, json.dumps(document).encode())
-        link = tarfile.TarInfo("archive/link")
-        link.type, link.linkname = tarfile.SYMTYPE, "main"
-        tar.addfile(link)

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 SILENCE = 60.0  # seconds between two lines about the same failure, and between two about suppressed ones
 REMEMBERED = 1024  # failures whose repetitions are counted
 BURST, RATE = 100, 1.0  # of the token bucket: lines in a burst, lines per second
+_FLUSH_EVERY = 10.0  # seconds
 _NAMED = 5  # kinds of failures named in the line about suppressed failures
 
 Facts = Mapping[str, Any]
@@ -110,3 +111,15 @@ class Failures:
 
 
 FAILURES = Failures()
+
+
+async def log_suppressed() -> None:
+    """Log repetitions and suppressed failures from time to time, and all of them when cancelled."""
+    import trio  # not at the top, because the command line imports this module
+
+    try:
+        while True:
+            await trio.sleep(_FLUSH_EVERY)
+            FAILURES.flush()
+    finally:
+        FAILURES.flush(end=True)

@@ -13,9 +13,7 @@ from unittest import mock
 from hypothesis import strategies as st
 
 from tests.archives.compiled import Node
-from zarrfs.archives import blob_writer as blobdir
-from zarrfs.archives import create, pack_tree
-from zarrfs.archives import dump_writer as dump
+from zarrfs.archives import pack_tree
 from zarrfs.store.api import Kind
 
 BLOCK = 4096  # block size, in bytes, of the file systems that tests run on
@@ -142,12 +140,8 @@ def on_disk(place: Path) -> dict[str, tuple[Any, ...]]:
 
 @contextlib.contextmanager
 def small_pieces() -> Iterator[None]:
-    """Lower the limits of packing: every tree takes several tasks, and a file of 10,000 bytes counts as large."""
-    with (
-        mock.patch.multiple(pack_tree, BATCH=2, PIECE=16, MANY=8),
-        mock.patch.multiple(create, MANY=8, _PIECE=6), mock.patch.object(blobdir, "LARGE", 10_000),
-        mock.patch.object(dump, "TASK_BYTES", 10_000),
-    ):  # fmt: skip
+    """Lower the size from which a file is written in pieces."""
+    with mock.patch.object(pack_tree, "PIECE", 15):
         yield
 
 

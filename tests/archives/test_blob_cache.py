@@ -6,9 +6,11 @@ import errno
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import trio
 import trio.testing
@@ -16,7 +18,6 @@ import trio.testing
 from tests.archives.blobreading import DATA, REF, URL, run, whole
 from tests.archives.compiled import blobref, file, opened, put
 from tests.conftest import run as zarrfs
-from tests.fakeflux import content_db
 from tests.servers import Faulty
 from zarrfs.archives.blob_cache import DiskBlobs
 from zarrfs.archives.blob_reader import BlobReader
@@ -29,6 +30,12 @@ MIB = 1 << 20
 
 def url_of(data: bytes) -> str:
     return sized(blobref(data), len(data))
+
+
+def remote(place: Path, blobs: Iterable[bytes]) -> None:
+    """Put blobs behind the URL memory:/PLACE."""
+    for data in blobs:
+        fsspec.filesystem("memory").pipe(f"{place}/{blobref(data)}", data)
 
 
 def pieces(count: int, size: int) -> list[bytes]:
@@ -56,7 +63,7 @@ def test_readers_of_one_blob_fetch_it_once(faulty: Faulty) -> None:
 
 def test_blobs_in_memory_are_bounded_by_memory_limit(tmp_path: Path) -> None:
     blobs = pieces(64, MIB)
-    content_db(tmp_path / "db", blobs)
+    remote(tmp_path / "db", blobs)
 
     async def body(reader: BlobReader) -> None:
         async with trio.open_nursery() as nursery:
@@ -66,22 +73,22 @@ def test_blobs_in_memory_are_bounded_by_memory_limit(tmp_path: Path) -> None:
             assert await whole(reader, url_of(data), MIB) == data
             assert reader.stats()["blob_bytes_held"] <= 8 * MIB
         assert reader.stats()["blobs_held"] >= 6
-        fetched = reader.stats()["blobs_fetched"]["database"]
+        fetched = reader.stats()["blobs_fetched"]["url"]
         assert await whole(reader, url_of(blobs[-1]), MIB) == blobs[-1]
-        assert reader.stats()["blobs_fetched"]["database"] == fetched
+        assert reader.stats()["blobs_fetched"]["url"] == fetched
 
-    run(tmp_path / "db", body, memory_limit=8 * MIB)
+    run(f"memory:/{tmp_path}/db", body, memory_limit=8 * MIB)
 
 
 def test_a_blob_larger_than_memory_limit_is_an_error(tmp_path: Path) -> None:
     data = bytes(3 * MIB)
-    content_db(tmp_path / "db", [data])
+    remote(tmp_path / "db", [data])
 
     async def body(reader: BlobReader) -> None:
         with pytest.raises(ReadError, match="memory_limit="):
             await reader.size(url_of(data))
 
-    run(tmp_path / "db", body, memory_limit=2 * MIB)
+    run(f"memory:/{tmp_path}/db", body, memory_limit=2 * MIB)
 
 
 # -- prefetch
@@ -125,14 +132,13 @@ def test_regions_of_a_file_read_in_order_are_prefetched(faulty: Faulty) -> None:
 
 def cached(tmp_path: Path, *blobs: bytes, **options: Any) -> Path:
     """Read `blobs` through a disk cache, and return the directory in which it keeps blobs."""
-    (tmp_path / "db").unlink(missing_ok=True)
-    content_db(tmp_path / "db", blobs)
+    remote(tmp_path / "db", blobs)
 
     async def body(reader: BlobReader) -> None:
         for data in blobs:
             assert await whole(reader, url_of(data), len(data)) == data
 
-    run(tmp_path / "db", body, cache_dir=str(tmp_path / "cache"), **options)
+    run(f"memory:/{tmp_path}/db", body, cache_dir=str(tmp_path / "cache"), **options)
     return tmp_path / "cache/blobs"
 
 
@@ -141,17 +147,17 @@ def test_the_cache_directory_is_a_source_of_blobs(tmp_path: Path) -> None:
     assert names(place) == {REF, blobref(b""), blobref(b"short")}
     assert (place / REF).read_bytes() == DATA
     assert run(place, whole) == DATA
-    content_db(tmp_path / "empty", [])
+    remote(tmp_path / "empty", [])
     options = {"cache_dir": str(tmp_path / "cache")}
 
     async def body(reader: BlobReader) -> None:
         assert await whole(reader) == DATA
         assert reader.stats()["blobs_fetched"] == {}
 
-    run(tmp_path / "empty", body, **options)
-    assert run(tmp_path / "empty", lambda reader: whole(reader), cache="on", **options) == DATA
+    run(f"memory:/{tmp_path}/empty", body, **options)
+    assert run(f"memory:/{tmp_path}/empty", lambda reader: whole(reader), cache="on", **options) == DATA
     with pytest.raises(ReadError):
-        run(tmp_path / "empty", whole, cache="none", **options)
+        run(f"memory:/{tmp_path}/empty", whole, cache="none", **options)
 
 
 def test_a_damaged_blob_in_the_cache_is_fetched_again(tmp_path: Path) -> None:
@@ -178,14 +184,13 @@ def test_the_least_recently_used_blob_is_evicted_first(tmp_path: Path) -> None:
     place = cached(tmp_path, *blobs[:10], cache_size=16 * MIB, cache_min_free=0)
     for at, data in enumerate(blobs[:10]):
         os.utime(place / blobref(data), (1000 + at, 1000 + at))
-    content_db(tmp_path / "empty", [])
-    run(tmp_path / "empty", lambda reader: whole(reader, url_of(blobs[0]), MIB), cache_dir=str(place.parent))
+    remote(tmp_path / "empty", [])
+    run(f"memory:/{tmp_path}/empty", lambda reader: whole(reader, url_of(blobs[0]), MIB), cache_dir=str(place.parent))
 
     async def extracted(reader: BlobReader) -> None:
         assert await trio.to_thread.run_sync(reader.whole, url_of(blobs[2])) == blobs[2]
 
-    run(tmp_path / "empty", extracted, cache_dir=str(place.parent))
-    (tmp_path / "db").unlink()
+    run(f"memory:/{tmp_path}/empty", extracted, cache_dir=str(place.parent))
     cached(tmp_path, *blobs[10:16], cache_size=16 * MIB, cache_min_free=0)
     assert {blobref(blobs[0]), blobref(blobs[2])} <= names(place)
     assert blobref(blobs[1]) not in names(place)

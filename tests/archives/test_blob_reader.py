@@ -143,21 +143,6 @@ def test_a_valid_blob_of_another_length_than_declared(tmp_path: Path) -> None:
     run(tmp_path, body)
 
 
-def test_a_partly_covered_region_must_have_the_length_of_its_blob(tmp_path: Path) -> None:
-    """Other regions cover the start and the end of the region; only its middle is visible."""
-    small = put(tmp_path, b"ab")
-    for length, right in [(len(DATA), True), (len(DATA) - 1, False)]:
-        put(tmp_path, DATA)
-        data = [[0, length, REF], [0, 2, small], [length - 2, 2, small]]
-        entry = file(data, encoding="blobvec", size=length)
-        with opened({"f": entry}, blobs=(str(tmp_path),)) as (store, _):
-            if right:
-                assert bytes(trio.run(store.get, "f")) == b"ab" + DATA[2:-2] + b"ab"
-            else:
-                with pytest.raises(OutOfRange):
-                    trio.run(store.get, "f", 10, 5)
-
-
 def test_a_directory_or_fifo_in_place_of_a_blob(tmp_path: Path) -> None:
     (tmp_path / REF).mkdir()
     fails(tmp_path, ReadError, "not a regular file")

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import sqlite3
-import subprocess
-import sys
-import tarfile
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,12 +14,11 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests import conftest
 from tests.archives.blobreading import DATA, REF, URL, fails, run, whole
 from tests.archives.compiled import blobref, file, put
-from tests.fakeflux import FakeFlux, content_db, dump_tar
+from tests.fakeflux import FakeFlux
 from tests.servers import S3, Faulty, Nginx
-from zarrfs.archives import blob_sources, content_database, flux_blobs, source_kinds
+from zarrfs.archives import blob_sources, flux_blobs, source_kinds
 from zarrfs.archives.blob_reader import BlobReader
 from zarrfs.archives.blobrefs import sized
 from zarrfs.archives.source_kinds import check_sources
@@ -67,26 +60,6 @@ def make_url(path: Path, blobs: list[bytes], nginx: Nginx) -> str:
     return f"{nginx.plain.url}/{place.name}"
 
 
-def make_database(path: Path, blobs: list[bytes], nginx: Nginx) -> str:
-    content_db(path / "content.sqlite", blobs)
-    with sqlite3.connect(path / "content.sqlite") as db:
-        content_db(path / "256", blobs, "sha256")
-        db.execute("ATTACH ? AS other", (str(path / "256"),))
-        db.execute("INSERT INTO objects SELECT * FROM other.objects")
-    return str(path / "content.sqlite")
-
-
-def make_dump(path: Path, blobs: list[bytes], nginx: Nginx) -> str:
-    dump_tar(path / "dump.tar", {"main": (archive_of(*blobs), blobs)})
-    return str(path / "dump.tar")
-
-
-def make_remote_dump(path: Path, blobs: list[bytes], nginx: Nginx) -> str:
-    name = f"{Path(tempfile.mktemp()).name}.tar"
-    shutil.copy(make_dump(path, blobs, nginx), nginx.plain.root / name)
-    return f"{nginx.plain.url}/{name}"
-
-
 def make_flux(path: Path, blobs: list[bytes], nginx: Nginx) -> str:
     flux = FakeFlux(path / "instance")
     os.environ["PATH"] = flux.environment()["PATH"]
@@ -96,9 +69,7 @@ def make_flux(path: Path, blobs: list[bytes], nginx: Nginx) -> str:
     return "flux:"
 
 
-MAKERS = {
-    "url": make_url, "database": make_database, "dump": make_dump, "dump-url": make_remote_dump, "flux": make_flux,
-}  # fmt: skip
+MAKERS = {"url": make_url, "flux": make_flux}
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -110,7 +81,7 @@ def test_blobs_are_read_from_every_kind_of_source(
     check_sources([place])
 
     async def body(reader: BlobReader) -> None:
-        assert reader.remote is (kind != "dump")
+        assert reader.remote
         assert reader.whole(URL) is None
         for algorithm in ("sha1", "sha256"):
             for data in (LARGE, OTHER, DATA, b""):
@@ -127,29 +98,26 @@ def test_blobs_are_read_from_every_kind_of_source(
         assert REF in reader.resolve(URL)
         counts = reader.stats()
         assert {metric.path[0] for metric in PLACE_METRICS} <= counts.keys()
-        if kind == "dump":  # sha1 blobs are read in place, where the document locates them; sha256 ones are searched
-            assert (counts["blobs_fetched"], counts["blobs_verified"]) == ({"dump": 4}, 8)
-            assert reader.whole(URL) == DATA
-            return
-        assert counts["blobs_fetched"] == {"url" if kind == "dump-url" else kind: 8}
+        assert counts["blobs_fetched"] == {kind: 8}
         assert sum(counts["blob_bytes_fetched"].values()) == 2 * len(DATA + OTHER + LARGE)
 
     run(place, body)
     assert not caplog.messages
-    error = TargetMissing if kind.startswith("dump") else OutOfRange  # a tar is searched by length
-    fails(place, error, "bytes|no such blob", sized(blobref(OTHER, "sha256"), 5))
+    fails(place, OutOfRange, "bytes", sized(blobref(OTHER, "sha256"), 5))
     fails(place, TargetMissing, "no such blob", blobref(b"nobody's"))
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.binary(max_size=600), max_size=12), st.sets(st.integers(0, 11)), st.sets(st.integers(0, 11)))
 def test_a_blob_is_read_if_any_source_has_it(blobs: list[bytes], first: set[int], second: set[int]) -> None:
-    """The sources are a database and a dump tar with random blobs."""
+    """The sources are two directories with random blobs."""
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         has = [[data for at, data in enumerate(blobs) if at in chosen] for chosen in (first, second)]
-        content_db(base / "db", has[0])
-        dump_tar(base / "tar", {"x": (archive_of(*has[1]), has[1])})
+        for directory, held in zip("ab", has, strict=True):
+            (base / directory).mkdir()
+            for data in held:
+                put(base / directory, data)
 
         async def body(reader: BlobReader) -> None:
             for data in blobs:
@@ -159,7 +127,7 @@ def test_a_blob_is_read_if_any_source_has_it(blobs: list[bytes], first: set[int]
                     with pytest.raises(TargetMissing):
                         await reader.size(sized(blobref(data), len(data)))
 
-        run((base / "db", base / "tar"), body)
+        run((base / "a", base / "b"), body)
 
 
 # -- behind URLs
@@ -232,89 +200,6 @@ def test_a_server_that_hangs(faulty: Faulty) -> None:
     faulty.release()
 
 
-@pytest.mark.parametrize("more", [512, 1 << 20, 1 << 40])
-def test_a_tar_whose_server_reports_too_large_a_length(more: int, faulty: Faulty, tmp_path: Path) -> None:
-    """A tar of zarrfs is read from its end: reading fails quickly, with an error that names the size and the range.
-
-    A tar of Flux is read from its start up to its end-of-archive blocks, so it needs no length.
-    """
-    (tmp_path / "f").write_bytes(DATA)
-    done = conftest.run("archive", "create", "-C", tmp_path, "-O", tmp_path / "own.tar", "--inline-threshold=0", "f")
-    assert done.returncode == 0, done.stderr
-    dump = Path(make_dump(tmp_path, [DATA, OTHER], None))  # type: ignore[arg-type]
-    for path, right in (tmp_path / "own.tar", False), (dump, True):
-        url = faulty.put(f"/{path.name}", path.read_bytes())
-        faulty.head(f"/{path.name}", forever=("longer", more))
-        began = time.monotonic()
-        if right:
-            assert run(url, whole) == DATA
-        else:
-            fails(url, OutOfRange, r"has (at most )?\d+ bytes, bytes \[\d+, \d+\) were asked for")
-        assert time.monotonic() - began < 30
-        assert faulty.gets() < 12
-
-
-def test_a_url_prefix_that_ends_in_tar(faulty: Faulty) -> None:
-    """A prefix that ends in .tar may still be a directory of blobs."""
-    faulty.put(f"/x.tar/{REF}", DATA)
-    assert run(f"{faulty.url}/x.tar", whole) == DATA
-
-
-# -- content.sqlite
-
-
-def test_uncompressed_objects(tmp_path: Path) -> None:
-    content_db(tmp_path / "db", [DATA], compressed=False)
-    assert run(tmp_path / "db", whole) == DATA
-
-
-def test_without_lz4_only_compressed_objects_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content_db(tmp_path / "db", [DATA, b"short"])
-    monkeypatch.setitem(sys.modules, "lz4.block", None)
-    fails(tmp_path / "db", ReadError, r"LZ4.*the package lz4: /.*/python\S* -m pip install 'zarrfs\[flux\]'")
-    assert run(tmp_path / "db", lambda reader: whole(reader, blobref(b"short"), 5)) == b"short"
-
-
-DAMAGE = {
-    "lz4": ("UPDATE objects SET object = substr(object, 1, 9)", WrongHash, "damaged"),
-    "size": ("UPDATE objects SET size = 1 << 40", OutOfRange, f"{1 << 40} bytes"),
-    "raw": ("UPDATE objects SET size = -1", OutOfRange, "where the archive says"),
-    "bomb": ("UPDATE objects SET object = zeroblob(4)", WrongHash, "cannot be"),
-    "text": ("UPDATE objects SET object = 'text'", ReadError, "not as Flux writes"),
-    "null": ("UPDATE objects SET size = NULL", ReadError, "not as Flux writes"),
-    "other": ("UPDATE objects SET size = -1, object = zeroblob(10240)", WrongHash, "another hash"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_object(tmp_path: Path, damage: str) -> None:
-    content_db(tmp_path / "db", [DATA])
-    statement, error, match = DAMAGE[damage]
-    with sqlite3.connect(tmp_path / "db") as db:
-        db.execute(statement)
-    fails(tmp_path / "db", error, match)
-
-
-def test_a_damaged_database(tmp_path: Path) -> None:
-    content_db(tmp_path / "db", [os.urandom(1000) for _ in range(100)] + [DATA])
-    raw = bytearray((tmp_path / "db").read_bytes())
-    raw[4096:] = b"\xff" * (len(raw) - 4096)
-    (tmp_path / "db").write_bytes(raw)
-    fails(tmp_path / "db", ReadError, "malformed|not a database|corrupt")
-    (tmp_path / "db").write_bytes(raw[:50])
-    with pytest.raises(UsageError, match="not of Flux's blobs"):
-        check_sources([str(tmp_path / "db")])
-
-
-def test_a_database_that_is_removed_under_a_reader(tmp_path: Path) -> None:
-    content_db(tmp_path / "db", [DATA, OTHER])
-
-    async def body(reader: BlobReader) -> None:
-        await whole(reader)
-        (tmp_path / "db").unlink()
-        assert await whole(reader, blobref(OTHER), len(OTHER)) == OTHER
-
-    run(tmp_path / "db", body)
 
 
 LOCKER = """
@@ -328,95 +213,6 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("journal", ["OFF", "WAL", "DELETE"])
-def test_the_database_of_a_running_instance_is_refused(tmp_path: Path, journal: str) -> None:
-    content_db(tmp_path / "db", [DATA])
-    command = [sys.executable, "-c", LOCKER, str(tmp_path / "db"), journal]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        with pytest.raises(UsageError, match=r"blobs=.*db: in use.*blobs=flux:, or stop it first"):
-            check_sources([str(tmp_path / "db")])
-        process.communicate("")
-    check_sources([str(tmp_path / "db")])
-    assert content_database.fault_of(str(tmp_path / "db")) == ""
-
-
-@pytest.mark.parametrize("suffix", ["-wal", "-journal"])
-def test_a_database_with_a_leftover_journal_is_refused(tmp_path: Path, suffix: str) -> None:
-    content_db(tmp_path / "db", [DATA])
-    (tmp_path / f"db{suffix}").write_bytes(b"")
-    check_sources([str(tmp_path / "db")])
-    (tmp_path / f"db{suffix}").write_bytes(b"unwritten")
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere/link").symlink_to("../db")
-    for name in "db", "elsewhere/link":
-        with pytest.raises(UsageError, match=f"left open by one \\({suffix}\\)"):
-            check_sources([str(tmp_path / name)])
-
-
-# -- dump tars
-
-
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the offsets of the members that a search has read."""
-    real, found = blob_sources.DumpSource._read, []
-
-    async def counting(self: Any, offset: int, length: int) -> Any:
-        found.append(offset)
-        return await real(self, offset, length)
-
-    monkeypatch.setattr(blob_sources.DumpSource, "_read", counting)
-    return found
-
-
-def test_a_dump_whose_document_lists_its_members_in_order(tmp_path: Path, reads: list[int]) -> None:
-    blobs = [bytes([at]) * 1000 for at in range(40)]
-    dump_tar(tmp_path / "x.tar", {"main": (archive_of(*blobs), blobs), "other": ([], [])})
-    assert run(tmp_path / "x.tar", lambda reader: whole(reader, blobref(blobs[20]), 1000)) == blobs[20]
-    assert not reads
-
-
-def test_a_dump_whose_members_are_in_another_order(tmp_path: Path, reads: list[int]) -> None:
-    """Appended archives number their regions differently: blobs are found by hashing each member once."""
-    blobs = [bytes([at]) * 1000 for at in range(40)]
-    dump_tar(tmp_path / "x.tar", {"main": (archive_of(*blobs[::-1]), blobs)})
-
-    async def body(reader: BlobReader) -> None:
-        for at in (30, 3, 17, 39, 0):
-            assert await whole(reader, sized(blobref(blobs[at]), 1000), 1000) == blobs[at]
-        for absent in (b"none", b"neither", b"nor this"):
-            with pytest.raises(TargetMissing):
-                await reader.size(sized(blobref(absent), 1000))
-
-    run(tmp_path / "x.tar", body)
-    assert len(reads) < 3 * len(blobs)
-
-
-def test_a_dump_that_is_cut_short(tmp_path: Path) -> None:
-    blobs = [os.urandom(3000) for _ in range(3)]
-    dump_tar(tmp_path / "x.tar", {"main": ([], blobs)})
-    whole_tar = (tmp_path / "x.tar").read_bytes()
-    with tarfile.open(tmp_path / "x.tar") as tar:
-        second = tar.getmembers()[2]
-    for size in (second.offset_data + 100, second.offset_data, second.offset + 100, second.offset_data + 3000):
-        (tmp_path / "x.tar").write_bytes(whole_tar[:size])
-        assert run(tmp_path / "x.tar", lambda reader: reader.size(blobref(blobs[2]))) == 3000
-        fails(tmp_path / "x.tar", ReadError, "not in the tar, which is cut short", sized(blobref(blobs[0]), 3000))
-    (tmp_path / "x.tar").write_bytes(whole_tar[: second.offset] + b"\xff" * 5000)
-    fails(tmp_path / "x.tar", ReadError, "damaged at byte", sized(blobref(blobs[0]), 3000))
-
-
-def test_long_names_in_a_dump(tmp_path: Path) -> None:
-    """Extended headers, as libarchive and GNU tar write them."""
-    for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
-        name = "a" * 150 + ".é"
-        patch = pytest.MonkeyPatch()
-        patch.setattr(tarfile, "PAX_FORMAT", form)
-        dump_tar(tmp_path / "x.tar", {name: ([], [DATA])})
-        patch.undo()
-        assert run(tmp_path / "x.tar", whole) == DATA
 
 
 # -- the running instance
@@ -533,13 +329,7 @@ def test_errors_of_flux_are_reported(flux: FakeFlux, tmp_path: Path, monkeypatch
 def test_invalid_blob_sources(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "text").write_text("{}")
-    dump_tar(tmp_path / "x.tar.gz", {"main": ([], [DATA])}, "w:gz")
-    sqlite3.connect(tmp_path / "db").execute("CREATE TABLE other(x)").connection.close()
-    for name, rule in {
-        "fifo": "not a directory", "text": "not a directory, nor a content.sqlite", "absent": "no such file",
-        "x.tar.gz": "is compressed.*decompress it first",
-        "db": "a database of SQLite, but not of Flux's blobs: no such table: objects",
-    }.items():  # fmt: skip
+    for name, rule in {"fifo": "not a directory", "text": "not a directory", "absent": "no such file"}.items():
         with pytest.raises(UsageError, match=f"option blobs=.*{name}: {rule}") as caught:
             check_sources([str(tmp_path), str(tmp_path / name)])
         assert "\n" not in str(caught.value)

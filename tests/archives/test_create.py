@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from tests.archives.compiled import tree
 from tests.archives.createdtrees import File, Model, expected, models, shown, silent, small_pieces, write
 from tests.conftest import DATA
-from zarrfs.archives.create import Progress, create
-from zarrfs.archives.pack_tree import CreateOptions
+from zarrfs.archives.create import create
+from zarrfs.archives.pack_tree import CreateOptions, Progress
 from zarrfs.store.api import Kind
 
 HOW = st.fixed_dictionaries(
     {
         "algorithm": st.sampled_from(["sha1", "sha256"]), "inline": st.sampled_from([0, 8, 1024, 20_000]),
         "region": st.sampled_from([100, 4096, 5000, 1 << 20]), "dictionary": st.booleans(),
-        "all_inline": st.sampled_from([False, False, True]), "jobs": st.sampled_from([1, 2]),
+        "all_inline": st.sampled_from([False, False, True]),
     }
 )  # fmt: skip
 
@@ -68,8 +68,7 @@ def test_archives_of_random_trees_equal_the_trees(model: Model, how: dict[str, A
 
 
 @pytest.mark.parametrize("form", ["list", "dict"])
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_equal_to_an_archive_of_flux(tmp_path: Path, form: str, jobs: int) -> None:
+def test_equal_to_an_archive_of_flux(tmp_path: Path, form: str) -> None:
     """The sample is Flux's archive of the same tree: its entries and blobs are equal."""
     sample: Any = json.loads((DATA / f"archives/flux-{form}.json").read_bytes())
     blobs = DATA / "archives/blobs"
@@ -93,8 +92,7 @@ def test_equal_to_an_archive_of_flux(tmp_path: Path, form: str, jobs: int) -> No
         os.utime(tmp_path / entry["path"], (0, entry["mtime"]), follow_symlinks=False)
         del entry["ctime"]
     (tmp_path / "blobs").mkdir()
-    with small_pieces() if jobs > 1 else contextlib.nullcontext():
-        document = made(tmp_path, ["job"], tmp_path / "blobs", jobs=jobs, dictionary=form == "dict")
+    document = made(tmp_path, ["job"], tmp_path / "blobs", dictionary=form == "dict")
     found: Any = json.loads(document)
     if form == "dict":
         found = [{"path": path, **fields} for path, fields in found.items()]
@@ -152,7 +150,6 @@ def test_an_empty_tree(tmp_path: Path) -> None:
     assert made(tmp_path, ["."], dictionary=True) == b"{}\n"
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize(
     ("size", "written", "regions"),
     [
@@ -165,14 +162,13 @@ def test_an_empty_tree(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_regions_are_cut_from_the_start_of_each_extent(
-    tmp_path: Path, size: int, written: list[tuple[int, int]], regions: list[list[int]] | None, jobs: int
+    tmp_path: Path, size: int, written: list[tuple[int, int]], regions: list[list[int]] | None
 ) -> None:
     (tmp_path / "b").mkdir()
     with open(tmp_path / "file", "wb") as file:
         os.truncate(file.fileno(), size)
         for at, length in written:
             os.pwrite(file.fileno(), b"x" * length, at)
-    with small_pieces() if jobs > 1 else contextlib.nullcontext():
-        (entry,) = json.loads(made(tmp_path, ["file"], tmp_path / "b", region=10_000, jobs=jobs))
+    (entry,) = json.loads(made(tmp_path, ["file"], tmp_path / "b", region=10_000))
     assert entry["size"] == size
     assert [region[:2] for region in entry["data"]] == regions if regions else "data" not in entry

@@ -249,17 +249,6 @@ def test_ignored_fields_cause_one_warning(document: dict[str, Any], warning: str
     assert tree(document).warnings == (f"{warning}: ignored",)
 
 
-def test_compat_pads_with_zeros() -> None:
-    files = {"f": file("abc", size=10), "j": file([1], size=4), "big": file("x", size=2**50)}
-    found = tree(files, compat=True).nodes
-    assert found["f"].data == b"abc" + bytes(7)
-    assert (found["f"].allocated, found["big"].allocated) == (3, 1)
-    assert found["j"].data == b"[1]\0"
-    with opened(files, compat=True) as (store, _):
-        assert bytes(trio.run(store.get, "big", 2**49, 4)) == bytes(4)
-        assert bytes(trio.run(store.get, "f", 2, 3)) == b"c\0\0"
-
-
 # -- decisions: refused, left out, or listed and not readable
 
 

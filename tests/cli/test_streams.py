@@ -31,7 +31,7 @@ def closed(redirection: str, *arguments: object) -> subprocess.CompletedProcess[
 
 def test_a_closed_output_ends_a_command_as_a_broken_pipe_does(archive: Path) -> None:
     into = ["archive", "create", "--inline", "-C", archive.parent / "in", "."]
-    for command in (["archive", "list", archive], ["ls", archive], ["cat", archive, "a"], into, ["info", archive]):
+    for command in (["ls", archive], ["cat", archive, "a"], into, ["info", archive]):
         done = closed(">&-", *command)
         assert (done.returncode, done.stdout, done.stderr) == (141, "", ""), command
 
@@ -40,14 +40,13 @@ def test_commands_without_output_work_with_a_closed_output(archive: Path) -> Non
     out = archive.parent / "out"
     done = closed("<&- >&-", "archive", "extract", archive, "-C", out)
     assert (done.returncode, done.stderr, (out / "a").read_text()) == (0, "", "text")
-    assert closed(">&-", "archive", "diff", "--exit-code", archive, out).returncode == 0
-    done = closed("<&- 2>&-", "archive", "list", archive)
+    done = closed("<&- 2>&-", "ls", archive)
     assert (done.returncode, done.stdout) == (0, "a\n")
-    assert closed("<&- >&- 2>&-", "archive", "list", archive.parent / "none.json").returncode == 1
+    assert closed("<&- >&- 2>&-", "ls", archive.parent / "none.json").returncode == 1
 
 
 def test_a_closed_standard_input_is_named_in_the_error(archive: Path) -> None:
-    done = closed("<&-", "archive", "list", "-")
+    done = closed("<&-", "archive", "extract", "-", "-C", archive.parent / "out")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "standard input: cannot be kept" in done.stderr
     assert "bad file descriptor" in done.stderr
@@ -55,7 +54,7 @@ def test_a_closed_standard_input_is_named_in_the_error(archive: Path) -> None:
     assert (done.returncode, done.stderr) == (2, "zarrfs: --files-from -: bad file descriptor\n")
 
 
-@pytest.mark.parametrize("command", [["ls"], ["archive", "list"], ["archive", "verify"], ["cat"], ["--help"]])
+@pytest.mark.parametrize("command", [["ls"], ["check"], ["cat"], ["--help"]])
 @pytest.mark.parametrize("unbuffered", [False, True])
 def test_a_full_standard_output_is_an_error(command: list[str], unbuffered: bool, tmp_path: Path) -> None:
     source = tmp_path / "a.json"

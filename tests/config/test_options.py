@@ -66,9 +66,9 @@ def test_permission_bits_are_octal() -> None:
             octal(text)
 
 
-@pytest.mark.parametrize(("item", "value"), [("compat", True), ("compat=yes", True), ("compat=false", False)])
+@pytest.mark.parametrize(("item", "value"), [("guard", True), ("guard=yes", True), ("guard=false", False)])
 def test_flags_may_have_a_value(item: str, value: bool) -> None:
-    assert parse([item]).options.compat is value
+    assert parse([item]).options.guard is value
 
 
 def test_without_options_the_defaults_apply() -> None:
@@ -194,7 +194,7 @@ def test_an_unknown_option_suggests_the_closest() -> None:
         parse(["memory_limits=1GiB"])
     with pytest.raises(UsageError, match=r"unknown option 'zzz'$"):
         parse(["zzz"])
-    assert parse(["zzz", "compat"], sloppy=True).options.compat
+    assert parse(["zzz", "guard"], sloppy=True).options.guard
 
 
 def test_every_protocol_that_fsspec_has_may_have_options() -> None:
@@ -205,7 +205,7 @@ def test_every_protocol_that_fsspec_has_may_have_options() -> None:
     assert set(parse([f"{protocol}.x=1" for protocol in protocols]).options.storage) == protocols
     fsspec.register_implementation("trial", "fsspec.implementations.memory.MemoryFileSystem", clobber=True)
     assert parse(["trial.x=1"]).options.storage == {"trial": {"x": "1"}}
-    assert parse(["s4.anon=true", "compat"], sloppy=True).options == Options(compat=True)
+    assert parse(["s4.anon=true", "guard"], sloppy=True).options == Options(guard=True)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_every_protocol_that_fsspec_has_may_have_options() -> None:
         ("view=array", "option view=array: expected one of v2, v3, arrays, netcdf (did you mean arrays?)"),
         ("allow=file,privat", "option allow=file,privat: expected all, credentials, file, private, or a protocol"
          " (did you mean private?)"),
-        ("compat=maybe", "option compat=maybe: expected nothing, true or false"),
+        ("guard=maybe", "option guard=maybe: expected nothing, true or false"),
         ("base=", "option base=: expected a value"),
         ("s4.anon=true", "option s4.anon: unknown protocol 's4' (did you mean s3?)"),
         ("htpp://h.token=x", "option htpp://h.token: unknown protocol 'htpp' (did you mean http?)"),

@@ -114,7 +114,7 @@ def test_only_harmless_storage_options_are_shown() -> None:
         ("zarrfs ls a -os3.secret=hush", "zarrfs ls a -os3.secret=***"),
         ("zarrfs ls a -vo s3.secret=hush", "zarrfs ls a -vo s3.secret=***"),
         ("zarrfs ls a --option=s3.secret=hush", "zarrfs ls a --option=s3.secret=***"),
-        ("zarrfs ls a --option s3.secret=hu,sh,compat", "zarrfs ls a --option s3.secret=***,***,compat"),
+        ("zarrfs ls a --option s3.secret=hu,sh,guard", "zarrfs ls a --option s3.secret=***,***,guard"),
         (r"zarrfs ls a -o s3.secret=hu\,sh,ro", "zarrfs ls a -o s3.secret=***,ro"),
         ("zarrfs ls a -o http.headers={hush,hush},s3.anon=1", "zarrfs ls a -o http.headers=***,***,s3.anon=1"),
         ("zarrfs ls a --storage-options {hush}", "zarrfs ls a --storage-options ***"),

@@ -203,14 +203,6 @@ def test_a_node_that_only_consolidated_metadata_has_is_bad_metadata(hier: Path) 
     assert all("is not there" in bad.reason for bad in report.bad)
 
 
-def test_a_chunk_with_a_hole_is_unchanged_in_a_second_pass(tmp_path: Path) -> None:
-    array = {"zarr_format": 2, "shape": [4], "chunks": [4], "dtype": "|u1", "compressor": None, "filters": None,
-             "fill_value": 0, "order": "C"}  # fmt: skip
-    archive = {".zarray": {"mode": 0o100644, "encoding": "utf-8", "data": json.dumps(array)},
-               "0": {"mode": 0o100644, "size": 4}}  # fmt: skip
-    (tmp_path / "a.json").write_text(json.dumps(archive))
-    done = CliRunner().invoke(main, ["check", "--twice", "-o", "type=archive", str(tmp_path / "a.json")])
-    assert (done.exit_code, done.output.count("changed: ")) == (0, 0), done.output
 
 
 @pytest.mark.parametrize(

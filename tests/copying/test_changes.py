@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ import trio
 from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 
-from tests.conftest import PROGRAM
 from tests.copying.mergedtrees import change, model_of, opened, operations, sets, write_source
 from tests.references.refsets import targets
 from zarrfs.cli import main
@@ -25,10 +24,6 @@ _URLS = tempfile.TemporaryDirectory(prefix="zarrfs-targets-")
 def diff(place: Path, *more: str) -> Result:
     arguments = ["diff", place / "source", "--upperdir", place / "upper", *more]
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def discard(upper: Path, *more: str, answer: str | None = None) -> Result:
-    return CliRunner().invoke(main, ["discard", "--upperdir", str(upper), *more], input=answer)
 
 
 @pytest.fixture
@@ -77,7 +72,8 @@ def test_json_output_is_one_document(place: Path) -> None:
 
 def test_exit_code_sets_the_status_if_there_are_differences(place: Path) -> None:
     assert diff(place, "--exit-code").exit_code == 1
-    assert discard(place / "upper", "--yes").exit_code == 0
+    shutil.rmtree(place / "upper")
+    (place / "upper").mkdir()
     for more in ([], ["--exit-code"]):
         result = diff(place, *more)
         assert (result.exit_code, result.output) == (0, "")
@@ -87,7 +83,7 @@ def test_exit_code_sets_the_status_if_there_are_differences(place: Path) -> None
 
 
 def test_a_missing_upper_directory_is_an_error(place: Path) -> None:
-    for command in (["diff", "x"], ["commit", "x", "-O", "y.zip"], ["discard"]):
+    for command in (["diff", "x"], ["commit", "x", "-O", "y.zip"]):
         result = CliRunner().invoke(main, command)
         assert result.exit_code == 2
         assert result.stderr.startswith("zarrfs: --upperdir: ")
@@ -138,56 +134,3 @@ def below(key: str, directories: set[str]) -> bool:
 
 
 # -- discard
-
-
-def test_discard_leaves_an_empty_directory(place: Path) -> None:
-    (place / "upper/a/deep").mkdir()
-    (place / "upper/a/deep/file").touch()
-    os.chmod(place / "upper/a/deep", 0)
-    outside = place / "outside"
-    outside.mkdir(mode=0o500)
-    (outside / "file").touch()
-    os.symlink(outside, place / "upper/a/out")
-    result = discard(place / "upper", "--yes")
-    assert (result.exit_code, result.output) == (0, "")
-    assert os.listdir(place / "upper") == []
-    assert (outside / "file").exists()
-    assert outside.stat().st_mode & 0o7777 == 0o500
-
-
-def test_discard_asks_for_confirmation(place: Path) -> None:
-    upper = place / "upper"
-    before = sorted(os.listdir(upper))
-    result = discard(upper)
-    assert result.exit_code == 2
-    assert "--yes" in result.stderr
-    for answer, left in ("n", before), ("y", []):
-        command = f"{PROGRAM} discard --upperdir {upper}"
-        asked = subprocess.run(
-            ["script", "-qec", command, "/dev/null"], input=f"{answer}\n", capture_output=True, text=True, check=False,
-            timeout=60,
-        )  # fmt: skip
-        assert "Delete the 6 entries" in asked.stdout
-        assert sorted(os.listdir(upper)) == left
-        assert asked.returncode == (1 if left else 0)
-
-
-def test_discard_refuses_a_directory_that_is_no_upper(tmp_path: Path) -> None:
-    (tmp_path / "precious").touch()
-    result = discard(tmp_path, "--yes")
-    assert result.exit_code == 1
-    rule = "is not an upper directory of zarrfs (no .zarrfs-upper): not deleted"
-    assert result.stderr == f"zarrfs: {tmp_path}: {rule}\n"
-    os.symlink(tmp_path / "precious", tmp_path / ".zarrfs-upper")
-    assert discard(tmp_path, "--yes").exit_code == 1
-    assert (tmp_path / "precious").exists()
-
-
-def test_discard_refuses_an_upper_in_use(place: Path) -> None:
-    overlay, _plan = opened(place / "source", place / "upper")
-    overlay.upper.lock(False)
-    result = discard(place / "upper", "--yes")
-    assert result.exit_code == 1
-    assert f"is in use by another mount (process {os.getpid()})" in result.stderr
-    assert (place / "upper/a/b").read_text() == "changed"
-    trio.run(overlay.aclose)

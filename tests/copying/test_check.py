@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import trio
 
-from zarrfs.copying.check import READERS, check, check_again
-from zarrfs.copying.check_digests import Digests
+from zarrfs.copying.check import READERS, check
 from zarrfs.copying.check_report import CheckReport
 from zarrfs.errors import AccessDenied, OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash
-from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.index import IndexStore
 from zarrfs.store.indexfile import IndexWriter, Region
 from zarrfs.store.traversal import follow, walk
@@ -233,54 +231,6 @@ def test_walk_yields_keys_in_order(tmp_path: Path) -> None:
 
 
 # -- two passes
-
-
-def test_a_second_pass_reports_changed_and_missing_values(tmp_path: Path) -> None:
-    """It reports new bytes of the same size, a removed value and one that is now a dangling link; not a new one."""
-    for name in ("same", "other", "gone", "empty", "bad", "new"):
-        (tmp_path / name).write_bytes(b"" if name == "empty" else b"x" * 100_000)
-    (tmp_path / "new").unlink()
-
-    async def passes() -> CheckReport:
-        report, digests = CheckReport(), Digests()
-        await check(FileSystemStore(str(tmp_path)), "", report, 1 << 20, None, digests)
-        assert (report.ok, report.clean) == (5, True)
-        (tmp_path / "other").write_bytes(b"x" * 99_999 + b"y")
-        (tmp_path / "gone").unlink()
-        (tmp_path / "new").write_bytes(b"new")
-        (tmp_path / "bad").unlink()
-        (tmp_path / "bad").symlink_to("nowhere")
-        await check_again(FileSystemStore(str(tmp_path)), "", report, digests.first(), 1 << 20)
-        return report
-
-    report = trio.run(passes)
-    assert dict(report.counts) == {"changed": 2}
-    assert {(bad.key, bad.reason) for bad in report.bad} == {
-        ("other", "has other bytes than in the first pass"),
-        ("", "2 values of the first pass are not there in the second"),
-    }
-
-
-def test_a_digest_is_incomplete_if_its_bytes_were_not_seen_in_order() -> None:
-    """A shard is read with its index first, and has to be read again. A hole has another digest than zeros."""
-    digests = Digests()
-    for start, data in ((8, b"index"), (0, b"12345678")):
-        digests.see("shard", start, data)
-    assert not digests.complete("shard", 13)
-    digests.see("shard", 0, b"12345678index")
-    assert digests.complete("shard", 13)
-    whole = digests.done("shard")
-    digests.see("pieces", 0, b"12345")
-    digests.see("pieces", 5, b"678index")
-    assert digests.done("pieces") == whole
-    digests.see("hole", 1 << 50, b"x")
-    hole = digests.done("hole")
-    digests.see("zeros", 0, bytes(8))
-    zeros = digests.done("zeros")
-    first = digests.first()
-    asked = (("shard", whole), ("hole", hole), ("hole", zeros), ("x", whole))
-    assert [first.has(key, digest) for key, digest in asked] == [True, True, False, None]
-    assert first.lost() == 2
 
 
 def test_the_first_bad_entries_in_key_order_are_kept() -> None:

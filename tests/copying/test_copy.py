@@ -8,7 +8,7 @@ import itertools
 import os
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,11 @@ from tests.servers import Nginx
 from zarrfs.config.options import Options
 from zarrfs.config.shares import Share
 from zarrfs.copying import copy, destination_directory
-from zarrfs.copying.copy import _Copy, copy_store
+from zarrfs.copying.copy import copy_store
 from zarrfs.copying.copy_report import CopiedEntry, CopyOptions, CopyReport
-from zarrfs.copying.destination_directory import DestinationDirectory, Folder
+from zarrfs.copying.destination_directory import DestinationDirectory
 from zarrfs.errors import SourceError, UsageError
-from zarrfs.store.api import Entry, Info, Kind
+from zarrfs.store.api import Info, Kind
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.remote import FsspecStore
 
@@ -331,29 +331,13 @@ class Hostile(FileSystemStore):
         for info in self.listed if not prefix else [Info("f", Kind.FILE, 1)]:
             yield info
 
-    def entries(self, prefix: str) -> Iterator[Entry]:
-        for info in self.listed if not prefix else [Info("f", Kind.FILE, 1)]:
-            yield info.name, info.kind.value, info.size, info.mode, info.mtime_ns, None, info.target, None
-
     def open_file(self, key: str) -> int:
         return super().open_file("f")
-
-
-async def no_processes(_run: _Copy, _root: Folder) -> bool:
-    return False
-
-
-@pytest.fixture(params=["processes", "ordinary"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a test with child processes, and without."""
-    if request.param == "ordinary":
-        monkeypatch.setattr(_Copy, "_in_processes", no_processes)
 
 
 NO_NAMES = ["..", ".", "", "/tmp/x", "a/../../x", "a\0b", "a/b", "\ud800", "n" * 256, ".zarrfs-staging"]
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("kind", [Kind.FILE, Kind.DIRECTORY, Kind.SYMLINK])
 def test_invalid_names_are_failures(kind: Kind, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
@@ -366,7 +350,6 @@ def test_invalid_names_are_failures(kind: Kind, tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["out", "source"]
 
 
-@pytest.mark.usefixtures("way")
 def test_a_link_and_a_directory_of_one_name_do_not_redirect_writes(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "outside").mkdir()
@@ -389,15 +372,7 @@ def test_a_tree_deeper_than_the_longest_path_is_copied(tmp_path: Path) -> None:
     assert (report.files, report.directories) == (1, 2000)
 
 
-class Unforked(FileSystemStore):
-    """A directory that child processes cannot read by themselves, like a remote store."""
-
-    def blocking(self) -> None:  # type: ignore[override]
-        return None
-
-
-@pytest.mark.parametrize("kind", [FileSystemStore, Unforked])
-def test_concurrent_shares_make_the_whole_copy(kind: type[FileSystemStore], tmp_path: Path) -> None:
+def test_concurrent_shares_make_the_whole_copy(tmp_path: Path) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
     for index in range(200):
         (source / f"d{index % 5}/e{index % 3}").mkdir(parents=True, exist_ok=True)
@@ -411,7 +386,8 @@ def test_concurrent_shares_make_the_whole_copy(kind: type[FileSystemStore], tmp_
     reports = [CopyReport() for _ in range(4)]
 
     async def one(index: int) -> None:
-        store, choice = kind(str(source)), CopyOptions(exclude=("left-*",), mark="m", share=Share(index, 4), jobs=1)
+        store = FileSystemStore(str(source))
+        choice = CopyOptions(exclude=("left-*",), mark="m", share=Share(index, 4), jobs=1)
         await copy_store(store, str(out), choice, reports[index])
         await store.aclose()
 
@@ -437,43 +413,6 @@ def test_concurrent_shares_make_the_whole_copy(kind: type[FileSystemStore], tmp_
     trio.run(main)
     assert sum(report.files for report in reports) == 1
     assert sum(report.resumed for report in reports) == 200
-
-
-def test_a_share_of_a_changed_source_is_refused(tmp_path: Path) -> None:
-    source, out = tmp_path / "source", tmp_path / "out"
-    source.mkdir()
-    for index in range(20):
-        (source / f"{index}").write_bytes(b"x" * index)
-
-    def share(index: int, **choice: Any) -> CopyReport:
-        return write(FileSystemStore(str(source)), out, mark="m", share=Share(index, 2), **choice)
-
-    share(0)
-    (source / "5").write_bytes(b"much longer than it was")
-    with pytest.raises(SourceError, match="the share 0/2 was made of other names or sizes"):
-        share(1, existing="overwrite")
-    for index in range(2):
-        (out / f".zarrfs-staging/note-{index}-of-2").unlink()
-    share(0, existing="overwrite"), share(1, existing="overwrite")
-    assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == {
-        path.name: path.read_bytes() for path in source.iterdir()
-    }
-
-
-@pytest.mark.parametrize("what", ["damaged", "a link"])
-def test_a_share_whose_neighbour_has_an_unreadable_journal_is_not_called_complete(tmp_path: Path, what: str) -> None:
-    source, out = tmp_path / "source", tmp_path / "out"
-    source.mkdir()
-    (source / "x").write_bytes(b"x")
-    write(FileSystemStore(str(source)), out, mark="m", share=Share(0, 2))
-    note = out / ".zarrfs-staging/note-0-of-2"
-    if what == "damaged":
-        note.write_text('{"mark": "m", "listing')
-    else:
-        note.rename(out / ".zarrfs-staging/kept")
-        note.symlink_to("kept")
-    with pytest.raises(SourceError, match="the journal of the share 0/2 cannot be read"):
-        write(FileSystemStore(str(source)), out, mark="m", share=Share(1, 2))
 
 
 @pytest.mark.parametrize("share", [Share(0, 1), None])

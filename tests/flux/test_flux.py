@@ -130,24 +130,6 @@ def test_flux_extracts_an_archive_of_zarrfs(instances: Instances, tree: Path, in
     in_flux(instances, tree, script)
 
 
-def test_flux_restores_a_tar_of_zarrfs(instances: Instances, tree: Path) -> None:
-    script = """
-        zarrfs archive create -C tree -O ours.tar --name ours .
-        flux restore --quiet --key=restored ours.tar
-        flux kvs copy restored.archive.ours archive.ours
-        mkdir out mnt
-        flux archive extract --name=ours -C out
-        diff -r --no-dereference tree out
-        zarrfs mount flux:ours mnt
-        diff -r --no-dereference tree mnt
-        zarrfs umount mnt
-        flux archive create --preserve --name=theirs -C tree .
-        flux dump --quiet theirs.tar
-        zarrfs archive verify theirs.tar#theirs
-    """
-    in_flux(instances, tree, script)
-
-
 def test_files_of_a_jobspec_are_read_and_mounted(instances: Instances, tree: Path) -> None:
     script = """
         job=$(flux submit --add-file=input=tree/text --add-file=tree/bytes true)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import json
 import os
 import random
@@ -12,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -291,26 +289,6 @@ def test_a_server_without_versions_is_logged_once(nginx: Nginx, tmp_path: Path) 
         assert done.returncode == 0, done.stderr
         about = json.loads(done.stdout)
         assert about["unversioned"] == hosts
-
-
-def test_check_twice_finds_values_that_change_in_between(changing: Changing) -> None:
-    """Only a second read finds a change if the server sends no version and the size stays the same."""
-    number = itertools.count()
-
-    class Another(dict[str, bytes]):
-        """The values of a server; the chunk has different bytes at each request."""
-
-        def get(self, path: str, default: Any = None) -> Any:
-            return b"%08d" % next(number) * (SIZE // 8) if path == "/store/v/0" else super().get(path, default)
-
-    changing.server.tell_tags = False
-    done = run("check", "--twice", "--json", changing.url, "v")
-    assert (done.returncode, json.loads(done.stdout)["changed"]) == (0, 0), done.stderr
-    changing.server.values = Another(changing.server.values)
-    once, twice = run("check", "--json", changing.url, "v"), run("check", "--twice", changing.url, "v")
-    assert (once.returncode, json.loads(once.stdout)["changed"]) == (0, 0)
-    assert twice.returncode == 1
-    assert f"changed: v/0: {changing.url}/v/0: has other bytes than in the first pass" in twice.stdout
 
 
 def test_a_translated_document_never_mixes_versions(changing: Changing, tmp_path: Path) -> None:

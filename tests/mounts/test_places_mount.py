@@ -15,7 +15,7 @@ import pytest
 
 from tests.archives.compiled import blobref, file, put
 from tests.conftest import run
-from tests.fakeflux import FakeFlux, content_db, dump_tar
+from tests.fakeflux import FakeFlux
 from tests.mounts.mounting import alive, daemon_pid, log_of, mounted, until
 from tests.mounts.staging import eventually
 from tests.mounts.test_semantics import error_of
@@ -86,33 +86,6 @@ def test_blobs_read_over_http_are_kept_in_the_cache(nginx: Nginx, document: Path
         check_files(root)
 
 
-def test_blobs_are_read_from_the_database_of_a_stopped_instance(document: Path, tmp_path: Path) -> None:
-    content_db(tmp_path / "content.sqlite", [ONE, TWO])
-    with mounted(document, tmp_path / "mnt", f"blobs={tmp_path}/content.sqlite") as root:
-        check_files(root)
-    done = run("check", document, "--blobs", tmp_path / "content.sqlite")
-    assert done.returncode == 0, done.stdout
-    content_db(tmp_path / "other.sqlite", [ONE])
-    done = run("check", document, "--blobs", tmp_path / "other.sqlite")
-    assert done.returncode == 1
-    assert "missing" in done.stdout + done.stderr
-
-
-def test_a_dump_is_mounted_from_a_file_or_a_url(nginx: Nginx, tmp_path: Path) -> None:
-    dump_tar(tmp_path / "x.tar", {"main": (archive(), [ONE, TWO, ONE, TWO]), "none": ([], [])})
-    with mounted(f"{tmp_path}/x.tar#main", tmp_path / "mnt") as root:
-        check_files(root)
-    place = Path(tempfile.mkdtemp(dir=nginx.plain.root))
-    place.chmod(0o755)
-    shutil.copy(tmp_path / "x.tar", place)
-    with mounted(f"{nginx.plain.url}/{place.name}/x.tar#main", tmp_path / "mnt") as root:
-        check_files(root)
-    done = run("mount", tmp_path / "x.tar", tmp_path / "mnt")
-    assert done.returncode != 0
-    assert "more than one archive" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-
-
 def test_the_helper_for_a_running_instance_ends_with_the_daemon(flux: FakeFlux, tmp_path: Path) -> None:
     with mounted("flux:main", tmp_path / "mnt") as root:
         assert not any(call.startswith("python") for call in flux.calls())  # no blob was read
@@ -170,10 +143,11 @@ def test_servers_that_fail(faulty: Faulty, document: Path, tmp_path: Path) -> No
 
 def test_a_blob_source_that_is_removed_under_a_mount(nginx: Nginx, document: Path, tmp_path: Path) -> None:
     url, place = web(nginx)
-    content_db(tmp_path / "db", [ONE])
-    with mounted(document, tmp_path / "mnt", f"blobs={tmp_path}/db", f"blobs={url}") as root:
+    (tmp_path / "blobs").mkdir()
+    put(tmp_path / "blobs", ONE)
+    with mounted(document, tmp_path / "mnt", f"blobs={tmp_path}/blobs", f"blobs={url}") as root:
         assert (root / "one").read_bytes() == ONE
-        (tmp_path / "db").unlink()
+        shutil.rmtree(tmp_path / "blobs")
         shutil.rmtree(place)
         assert error_of((root / "d/two").read_bytes) == errno.EIO
         assert (root / "one").read_bytes() == ONE
@@ -182,8 +156,7 @@ def test_a_blob_source_that_is_removed_under_a_mount(nginx: Nginx, document: Pat
 
 def test_bad_blob_sources_are_refused(document: Path, tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
-    subprocess.run(["tar", "-czf", tmp_path / "x.tar.gz", document], check=True, capture_output=True)
-    for place in (document, tmp_path / "x.tar.gz", "flux:main"):
+    for place in (document, "flux:main"):
         done = run("mount", document, tmp_path / "mnt", "-o", f"blobs={place}")
         assert done.returncode != 0
         assert f"blobs={place}: " in done.stderr

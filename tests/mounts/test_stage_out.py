@@ -66,15 +66,6 @@ def test_an_archive_holds_what_was_written(node: Node) -> None:
         assert values(root) == WRITTEN
 
 
-def test_a_tar_holds_the_archive_and_its_blobs(node: Node) -> None:
-    dest, archive = job(node), node.path / "result.tar"
-    refused = run("stage-out", dest, "-O", archive, "--blobs", node.path)
-    assert "cannot be combined with a tar" in one_line(refused.stderr)
-    assert kept(dest, "-O", archive)["deleted"] == DELETED
-    with mounted(archive, node.path / "mnt") as root:
-        assert values(root) == WRITTEN
-
-
 def test_merged_saves_all_files_of_the_mount(node: Node) -> None:
     dest, out = job(node), node.path / "out"
     kept(dest, "--merged", "--to", out)

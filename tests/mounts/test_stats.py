@@ -1,27 +1,20 @@
-"""Tests of `zarrfs stats` and `zarrfs top` on real mounts."""
+"""Tests of `zarrfs stats` on real mounts."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import pty
-import select
 import shutil
 import signal
 import subprocess
-import termios
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.conftest import PROGRAM, run
-from tests.mounts.mounting import counters_of, daemon_pid, mounted, until
+from tests.conftest import run
+from tests.mounts.mounting import counters_of, daemon_pid, mounted
 from tests.servers import Nginx, nginx
 from zarrfs.errors import MountError
 from zarrfs.metrics import statistics
@@ -176,99 +169,36 @@ def test_a_dead_daemon_is_reported(tmp_path: Path) -> None:
     (tmp_path / "refs.json").write_text('{"version": 1, "refs": {"a": "1"}}')
     (tmp_path / "mnt").mkdir()
     assert run("mount", tmp_path / "refs.json", tmp_path / "mnt").returncode == 0
-    with watching(tmp_path / "mnt") as top:
-        wait_for(top.stdout, b"reads")
-        os.kill(daemon_pid(tmp_path / "mnt"), signal.SIGKILL)
-        assert top.wait(60) == 1
-        assert top.stderr.read() == f"zarrfs: {tmp_path}/mnt: its daemon has died\n".encode()
     try:
+        os.kill(daemon_pid(tmp_path / "mnt"), signal.SIGKILL)
         done = run("stats", tmp_path / "mnt/a")
         assert (done.returncode, done.stderr) == (1, f"zarrfs: {tmp_path}/mnt: its daemon has died\n")
     finally:
         subprocess.run(["umount", "-l", tmp_path / "mnt"], check=True)
 
 
-# -- top
-
-
-@contextlib.contextmanager
-def watching(mountpoint: Path) -> Iterator[Any]:
-    """Start `zarrfs top` with its output in pipes; kill it at the end."""
-    command = [PROGRAM, "top", "--interval", "0.1", str(mountpoint)]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def test_prometheus_gets_all_mounts_also_dead_ones(tmp_path: Path) -> None:
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": {"a": "1", "bad": ["/none.bin", 0, 1]}}))
+    roots = [tmp_path / name for name in ("one", "two", "dead")]
+    roots[2].mkdir()
+    assert run("mount", tmp_path / "refs.json", roots[2]).returncode == 0
     try:
-        yield process
+        os.kill(daemon_pid(roots[2]), signal.SIGKILL)
+        with mounted(tmp_path / "refs.json", roots[0]), mounted(tmp_path / "refs.json", roots[1]):
+            with pytest.raises(OSError, match="Input/output"):
+                (roots[1] / "bad").read_bytes()
+            counted = counters_of(roots[1])["errors"]["EIO"]
+            done = run("stats", "--prometheus")
     finally:
-        process.kill()
-        process.communicate()
-
-
-def wait_for(stream: Any, text: bytes, times: int = 1) -> bytes:
-    """Read a pipe or terminal until `text` has occurred `times` times; return everything read."""
-    seen, deadline = b"", time.monotonic() + 60
-    while seen.count(text) < times:
-        assert select.select([stream], [], [], deadline - time.monotonic())[0], seen
-        part = os.read(stream if isinstance(stream, int) else stream.fileno(), 65_536)
-        assert part, seen
-        seen += part
-    return seen
-
-
-def test_top_once_shows_the_current_reads(mount: Path) -> None:
-    ended = threading.Event()
-
-    def reader() -> None:
-        while not ended.is_set():
-            read(mount / "a/1")
-
-    def shown() -> bool:
-        done = run("top", "--once", "--interval", "300ms", mount)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "\x1b" not in done.stdout
-        lines = done.stdout.splitlines()
-        assert lines[0].startswith(f"{mount}  ")
-        [reads] = [line for line in lines if line.startswith("reads ")]
-        return float(reads.split()[1].replace(",", "")) > 0
-
-    thread = threading.Thread(target=reader)
-    thread.start()
-    try:
-        until(shown)  # on a busy machine an interval may pass without a read
-    finally:
-        ended.set()
-        thread.join()
-
-
-def test_top_writes_frames_until_the_unmount(tmp_path: Path) -> None:
-    (tmp_path / "refs.json").write_text('{"version": 1, "refs": {"a": "1"}}')
-    with mounted(tmp_path / "refs.json", tmp_path / "mnt") as root, watching(root) as top:
-        seen = wait_for(top.stdout, b"reads", times=3)
-        assert b"\x1b" not in seen
-        assert run("umount", root).returncode == 0
-        assert top.wait(60) == 0
-        assert top.stderr.read() == f"zarrfs: {root}: no longer mounted\n".encode()
-        assert run("mount", tmp_path / "refs.json", root).returncode == 0  # `mounted` unmounts it
-
-
-@pytest.mark.parametrize("key", [b"q", b"\x03"])
-def test_top_on_a_terminal_ends_with_a_key(key: bytes, mount: Path) -> None:
-    ours, theirs = pty.openpty()
-    before = termios.tcgetattr(theirs)
-    command = [PROGRAM, "top", "--interval", "0.1", str(mount)]
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
-    process = subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True,
-        preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # makes it the controlling terminal
-    )  # fmt: skip
-    try:
-        seen = wait_for(ours, b"reads", times=2)
-        assert b"\x1b[?1049h" in seen  # the alternate screen
-        os.write(ours, key)
-        assert b"\x1b[?1049l" in wait_for(ours, b"\x1b[?25h")
-        assert process.wait(60) == 0
-        assert termios.tcgetattr(theirs) == before
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
-        os.close(theirs)
+        subprocess.run(["umount", "-l", roots[2]], check=True)
+    assert done.returncode == 0
+    assert f"{roots[2]}: its daemon has died" in done.stderr
+    families = {family.name: family.samples for family in text_string_to_metric_families(done.stdout)}
+    up = {sample.labels["mount"]: sample.value for sample in families["zarrfs_up"]}
+    assert [up[str(root)] for root in roots] == [1, 1, 0]
+    failed = {sample.labels["mount"]: sample.value for sample in families["zarrfs_errors"]}
+    assert (failed[str(roots[0])], failed[str(roots[1])]) == (0, counted)
+    assert done.stdout.count("# TYPE zarrfs_errors_total ") == 1  # the samples of a metric are together
+    if (promtool := shutil.which("promtool")) is not None:
+        checked = subprocess.run([promtool, "check", "metrics"], input=done.stdout, capture_output=True, text=True)
+        assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")

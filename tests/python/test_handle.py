@@ -55,7 +55,7 @@ def loops() -> list[str]:
 
 def test_a_source_is_read_and_closing_it_leaves_no_thread_or_descriptor(source: str) -> None:
     before = open_descriptors()
-    with zarrfs.open_store(Path(source), compat=True, memory_limit="64MiB") as store:
+    with zarrfs.open_store(Path(source), memory_limit="64MiB") as store:
         assert [entry.name for entry in store.list_dir()] == ["a", "gone", "top"]
         assert list(store.list("a")) == ["a/b", "a/c"]
         assert list(store) == ["a/b", "a/c", "gone", "top"]
@@ -149,7 +149,7 @@ def test_every_option_takes_a_python_value() -> None:
     """The parser of the command line returns each value as passed, but lists as tuples and paths as text."""
     given: dict[str, Any] = {
         "umask": 0o22, "allow_path": [Path("/data"), "/srv"], "missing_status": [403, 404], "read_timeout": 0.25,
-        "memory_limit": 1 << 30, "members": ["a", "b/c"], "retries": np.int64(3), "compat": True, "type": "archive",
+        "memory_limit": 1 << 30, "members": ["a", "b/c"], "retries": np.int64(3), "type": "archive",
         "storage_options": {"s3": {"anon": True}}, "s3://b.key": "5",
         "gs": {"token": "anon"},
     }  # fmt: skip
@@ -157,7 +157,7 @@ def test_every_option_takes_a_python_value() -> None:
     assert parsed.storage == {"s3": {"anon": True}, "s3://b": {"key": "5"}, "gs": {"token": "anon"}}
     assert {name: getattr(parsed, name) for name in given if name in TABLE and name != "storage_options"} == {
         "umask": 0o22, "allow_path": ("/data", "/srv"), "missing_status": (403, 404), "read_timeout": 0.25,
-        "memory_limit": 1 << 30, "members": ("a", "b/c"), "retries": 3, "compat": True, "type": "archive",
+        "memory_limit": 1 << 30, "members": ("a", "b/c"), "retries": 3, "type": "archive",
     }  # fmt: skip
     defaults = {name: field.default for name, field in TABLE.items()}
     assert parse(as_items(defaults)).options == Options()
@@ -245,7 +245,7 @@ def test_relative_options_of_a_pickled_handle_refer_to_the_original_directory(
         ({"cache_dir": "http://h/x"}, "cache_dir=http://h/x"), ({"blobs": "b"}, "blobs=/work/b"),
         ({"blobs": "https://h/b"}, "blobs=https://h/b"), ({"blobs": "flux:"}, "blobs=flux:"),
         ({"base": "../d"}, "base=/d"), ({"base": "s3://b/d"}, "base=s3://b/d"), ({"members": "a/b"}, "members=a/b"),
-        ({"compat": True}, "strict"), ({"s3.key": "a=b"}, 's3.key="a=b"'),
+        ({"s3.key": "a=b"}, 's3.key="a=b"'),
     ],
 )  # fmt: skip
 def test_paths_of_options_are_absolute(option: dict[str, Any], item: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.fakeflux import dump_tar
 from tests.servers import S3, Faulty, Nginx, free_port
 from tests.sources.zarrstores import put
 from zarrfs.config.options import Options
@@ -188,14 +187,6 @@ def test_a_document_replaced_since_its_version_was_requested_is_not_cached_under
     older = plan_source(url, options)
     assert older.index != newer.index
     assert older == plan_source(url, options)  # whose index is cached
-
-
-def test_a_tar_replaced_since_its_version_was_requested_has_no_stamp(faulty: Faulty, tmp_path: Path) -> None:
-    dump_tar(tmp_path / "dump.tar", {"main": ([], [])})
-    url = faulty.put("/dump.tar", (tmp_path / "dump.tar").read_bytes())
-    faulty.head("/dump.tar", "changed")
-    found = [read_document(url, OPTIONS) for _ in range(2)]
-    assert [bool(one and one.stamp) for one in found] == [False, True]
 
 
 def test_a_reference_set_over_http_is_a_source(nginx: Nginx) -> None:

@@ -1,4 +1,4 @@
-"""Blobs in local files, one per file or many in a tar, verified when they are first read.
+"""Blobs in local files, one per file, verified when they are first read.
 
 A file counts as changed if its size, mtime or ctime differs: the kernel updates the times before it changes a byte.
 """
@@ -12,12 +12,10 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import trio
 
 from zarrfs.archives.blobrefs import hash_of, hash_of_file
-from zarrfs.cache.diskfiles import Handle
 from zarrfs.concurrency.lru import LRU
 from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash, reason_of
 from zarrfs.system.beneath import FileVersion, file_version
@@ -31,32 +29,18 @@ ANOTHER_HASH = "its bytes have another hash than its name says"
 _TICK_NS = 20_000_000  # more than the resolution of file times (10 ms at 100 Hz)
 
 
-class BlobLocation(NamedTuple):
-    """The location of a blob: the whole file `path`, or `size` bytes from `start` on in the open `file`."""
-
-    path: str
-    start: int = 0
-    size: int | None = None  # None: up to the end of the file
-    file: Handle | None = None
-
-    def shown(self, blobref: str) -> str:
-        """Return the name of the blob in errors."""
-        return self.path if self.size is None else f"{self.path}: {blobref}"
-
-
 class OpenBlob:
-    """A verified blob of `size` bytes: from `start` on in the file `fd`, or `data` in memory.
+    """A verified blob of `size` bytes: in the file `fd`, or `data` in memory.
 
     `shown` is its name in errors.
     """
 
-    __slots__ = ("data", "fd", "retired", "shown", "size", "start", "users", "version")
+    __slots__ = ("data", "fd", "retired", "shown", "size", "users", "version")
 
     def __init__(
-        self, shown: str, size: int, fd: int = -1, start: int = 0, version: FileVersion | None = None,
-        data: Buffer | None = None,
-    ) -> None:  # fmt: skip
-        self.shown, self.size, self.fd, self.start, self.version, self.data = shown, size, fd, start, version, data
+        self, shown: str, size: int, fd: int = -1, version: FileVersion | None = None, data: Buffer | None = None
+    ) -> None:
+        self.shown, self.size, self.fd, self.version, self.data = shown, size, fd, version, data
         self.users = 0
         self.retired = False  # True: the last user closes it
 
@@ -66,42 +50,39 @@ class BlobFiles:
 
     def __init__(self) -> None:
         self.hashed = self.hashed_bytes = 0
-        self._verdicts: LRU[tuple[str, int, FileVersion], bool] = LRU(MAX_VERDICTS)
+        self._verdicts: LRU[tuple[str, FileVersion], bool] = LRU(MAX_VERDICTS)
         self._lock = threading.Lock()
 
-    def examine(self, location: BlobLocation, blobref: str, declared: int | None) -> OpenBlob:
-        """Open the blob at a location and verify its length and hash. Must run in a worker thread of trio.
+    def examine(self, path: str, blobref: str, declared: int | None) -> OpenBlob:
+        """Open the blob at a path and verify its length and hash. Must run in a worker thread of trio.
 
         Raise the errors that BlobReader documents.
         """
-        shown = location.shown(blobref)
-        with _about(shown):
-            fd = _opened(location.path) if location.file is None else os.dup(location.file)
+        with _about(path):
+            fd = _opened(path)
             try:
-                status, size = self._status(fd, location, shown, declared)
-                self._verify(fd, location.start, size, shown, blobref, status)
-                return OpenBlob(shown, size, fd, location.start, file_version(status))
+                status = self._status(fd, path, declared)
+                self._verify(fd, path, blobref, status)
+                return OpenBlob(path, status.st_size, fd, file_version(status))
             except BaseException:
                 os.close(fd)
                 raise
 
-    def whole(self, location: BlobLocation, blobref: str, declared: int | None) -> memoryview | None:
+    def whole(self, path: str, blobref: str, declared: int | None) -> memoryview | None:
         """Return all bytes of a blob, verified; None if it is larger than WHOLE_MAX. Raise as examine()."""
-        shown = location.shown(blobref)
         try:
-            fd = _opened(location.path) if location.file is None else location.file
+            fd = _opened(path)
             try:
-                _, size = self._status(fd, location, shown, declared)
+                size = self._status(fd, path, declared).st_size
                 if size > WHOLE_MAX:
                     return None
-                data = read_all(fd, size, location.start)
+                data = read_all(fd, size, 0)
             finally:
-                if location.file is None:
-                    os.close(fd)
+                os.close(fd)
         except OSError as exc:  # without _about(), this method takes a tenth less time
-            raise _read_error(shown, exc) from exc
+            raise _read_error(path, exc) from exc
         if hash_of(data, blobref) != blobref:
-            raise WrongHash(shown, ANOTHER_HASH)
+            raise WrongHash(path, ANOTHER_HASH)
         self.count(size)
         return memoryview(data)
 
@@ -111,22 +92,21 @@ class BlobFiles:
             self.hashed += 1
             self.hashed_bytes += size
 
-    def _status(self, fd: int, location: BlobLocation, shown: str, declared: int | None) -> tuple[os.stat_result, int]:
-        """Return the result of fstat(2) and the blob's length. Raise OutOfRange if that is not the declared one."""
+    def _status(self, fd: int, path: str, declared: int | None) -> os.stat_result:
+        """Return the result of fstat(2). Raise OutOfRange if the blob's length is not the declared one."""
         status = os.fstat(fd)
         if status.st_dev == OWN_MOUNT.device:
-            raise Loop(shown, RULE)
+            raise Loop(path, RULE)
         if not stat.S_ISREG(status.st_mode):
-            raise ReadError(shown, "not a regular file")
-        size = status.st_size if location.size is None else location.size
-        if declared is not None and size != declared:
-            raise wrong_length(shown, size, declared)
-        return status, size
+            raise ReadError(path, "not a regular file")
+        if declared is not None and status.st_size != declared:
+            raise wrong_length(path, status.st_size, declared)
+        return status
 
-    def _verify(self, fd: int, start: int, size: int, shown: str, blobref: str, status: os.stat_result) -> None:
+    def _verify(self, fd: int, path: str, blobref: str, status: os.stat_result) -> None:
         """Raise WrongHash unless the bytes have the hash in `blobref`. The result is cached until the file changes."""
         version = file_version(status)
-        known = (blobref, start, version)
+        known = (blobref, version)
         with self._lock:
             right = self._verdicts.use(known)
         if right is None:
@@ -134,20 +114,20 @@ class BlobFiles:
             age = time.time_ns() - status.st_ctime_ns
             if age < _TICK_NS:
                 time.sleep(min(_TICK_NS, _TICK_NS - age) / 1e9)
-            right = hash_of_file(fd, blobref, size, start) == blobref
+            right = hash_of_file(fd, blobref, status.st_size) == blobref
             if file_version(os.fstat(fd)) != version:
-                raise TargetChanged(shown, "changed while it was verified")
-            self.count(size)
+                raise TargetChanged(path, "changed while it was verified")
+            self.count(status.st_size)
             with self._lock:
                 self._verdicts.put(known, right)
         if not right:
-            raise WrongHash(shown, ANOTHER_HASH)
+            raise WrongHash(path, ANOTHER_HASH)
 
 
 async def read(blob: OpenBlob, offset: int, length: int) -> Buffer | None:
     """Read `length` bytes of a blob in a file; return None if the file has changed. Raise the errors of examine()."""
     with _about(blob.shown):
-        data, version = await _pread(blob.fd, blob.start + offset, length)
+        data, version = await _pread(blob.fd, offset, length)
     if version != blob.version:
         return None
     if len(data) != length:

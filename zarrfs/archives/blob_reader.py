@@ -4,8 +4,8 @@ Source: RFC 10 (blobrefs). A blob source is a directory with one file per blob, 
 (blob_sources.py). Blobs of a BlobSource are fetched whole, verified and cached in memory, and with cache_dir= also
 written to the directory of blobs there (blob_cache.py).
 
-A blob in a directory, or in a tar that is a local file, is verified in place (blob_files.py): when it is first read,
-and again if its file has changed, which is checked after every read.
+A blob in a directory is verified in place (blob_files.py): when it is first read, and again if its file has changed,
+which is checked after every read.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import trio
 
 from zarrfs.archives import blob_files
 from zarrfs.archives.blob_cache import BackgroundWriter, DiskBlobs, MemoryBlobs
-from zarrfs.archives.blob_files import ANOTHER_HASH, BlobFiles, BlobLocation, OpenBlob, wrong_length
-from zarrfs.archives.blob_sources import BlobSource, BlobSources, DumpSource, in_thread
+from zarrfs.archives.blob_files import ANOTHER_HASH, BlobFiles, OpenBlob, wrong_length
+from zarrfs.archives.blob_sources import BlobSource, BlobSources
 from zarrfs.archives.blobrefs import canonical, hash_of
 from zarrfs.concurrency.lru import LRU
 from zarrfs.config.options import Options
@@ -69,7 +69,7 @@ class BlobReader(TargetReader):
         self._factory = BlobSources(options, others=len(sources) > 1)
         # a str is the path of a directory
         self._sources: list[str | BlobSource] = [self._factory.find(source) for source in sources]
-        remote = [number for number, source in enumerate(self._sources) if not _is_local(source)]
+        remote = [number for number, source in enumerate(self._sources) if not isinstance(source, str)]
         self._disk: DiskBlobs | None = None
         if remote and options.cache_dir is not None and options.cache != "none":
             self._disk = DiskBlobs(options.cache_dir, options.cache_size, options.cache_min_free)
@@ -123,11 +123,7 @@ class BlobReader(TargetReader):
         raise TargetChanged(blob.shown, "keeps changing")
 
     async def get_ready(self, url: str) -> None:
-        """Read the headers of local tars, so that DumpSource.locate() finds blobs."""
-        for source in self._sources:
-            if isinstance(source, DumpSource) and source.local:
-                with contextlib.suppress(ReadError), self._in_time(source, url):  # read() raises it again
-                    await source.get_ready()
+        """Do nothing: the first read connects."""
 
     async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
         if not self._remote:  # blobs in local files are left to the page cache
@@ -154,43 +150,33 @@ class BlobReader(TargetReader):
         self._release(blob)
         return blob.size
 
-    def whole(self, url: str, only_sound: bool = False) -> memoryview | None:
-        """Return all bytes of a small blob in a directory or a local tar, verified. Blocks; may run in any thread.
+    def whole(self, url: str) -> memoryview | None:
+        """Return all bytes of a small blob in a directory, verified. Blocks; may run in any thread.
 
-        None means that only read() can tell: the blob is large, or may be in a source that is not searched here. With
-        `only_sound`, also return None if a source before the right one failed, so that read() logs that. If all
-        sources are directories and none has the right blob, raise the first error other than TargetMissing, if any.
+        None means that only read() can tell: the blob is large, or may be in a source that is not searched here.
+        If all sources are directories and none has the blob, raise the first error other than TargetMissing, if any.
         """
         blobref, declared = _split(url)
         failures: list[ReadError] = []
-        elsewhere = False
         for source in self._sources:
-            elsewhere = elsewhere or not isinstance(source, str)  # read() also searches tars
+            if not isinstance(source, str):
+                return None
+            path = self._path(source, blobref)
             try:
-                location = self._locate(source, blobref)
-                data = None if location is None else self._files.whole(location, blobref, declared)
+                data = self._files.whole(path, blobref, declared)
             except ReadError as exc:
                 failures.append(exc)
                 continue
-            if location is not None:
-                if only_sound and any(not isinstance(failure, TargetMissing) for failure in failures):
-                    return None
-                self._warn(failures, blobref, location.path)
-                return data
-        if not elsewhere:
-            _raise_gravest(failures)
+            self._warn(failures, blobref, path)
+            return data
+        _raise_gravest(failures)
         return None
 
-    def _locate(self, source: str | BlobSource, blobref: str) -> BlobLocation | None:
-        """Return where a local source has a blob, if at all; None if unknown. Blocks.
-
-        In the disk cache, this counts as a use of the blob.
-        """
-        if isinstance(source, str):
-            if self._disk is not None and source == self._disk.directory:
-                self._disk.touch(blobref)
-            return BlobLocation(os.path.join(source, blobref))
-        return source.locate(blobref) if isinstance(source, DumpSource) else None
+    def _path(self, directory: str, blobref: str) -> str:
+        """Return where a directory has a blob. In the disk cache, this counts as a use of the blob. Blocks."""
+        if self._disk is not None and directory == self._disk.directory:
+            self._disk.touch(blobref)
+        return os.path.join(directory, blobref)
 
     def resolve(self, url: str, shown: bool = True) -> str:
         """Return where `url` is read from: the first existing file in a directory, else the first other source.
@@ -318,21 +304,9 @@ class BlobReader(TargetReader):
         raise TargetMissing(blobref, f"no such blob: in none of {shown}" if shown else "no such blob: no blobs= given")
 
     async def _look(self, source: str | BlobSource, blobref: str, declared: int | None) -> OpenBlob:
-        """Return the verified blob from one source, mostly read in place if that is local. Raise ReadError."""
-        if _is_local(source):
-            if isinstance(source, DumpSource):
-                with self._in_time(source, blobref):
-                    await source.get_ready()
-            try:
-                blob = await trio.to_thread.run_sync(self._examine, source, blobref, declared, limiter=self._limiter)
-            except (WrongHash, OutOfRange):
-                if not isinstance(source, str):
-                    with contextlib.suppress(TargetMissing):  # another member of the tar may be the right one
-                        return await self._fetch(source, blobref, declared)
-                raise
-            if blob is not None:
-                return blob
-        assert not isinstance(source, str)
+        """Return the verified blob from one source, read in place if that is a directory. Raise ReadError."""
+        if isinstance(source, str):
+            return await trio.to_thread.run_sync(self._examine, source, blobref, declared, limiter=self._limiter)
         return await self._fetch(source, blobref, declared)
 
     @contextlib.contextmanager
@@ -353,10 +327,8 @@ class BlobReader(TargetReader):
             reason = "; ".join([f"not read within {limit}", *self._factory.outages()])
             raise ReadError(location, reason) from None
 
-    def _examine(self, source: str | BlobSource, blobref: str, declared: int | None) -> OpenBlob | None:
-        """Open a blob in a local source; return None if its location is unknown. Runs in a worker thread."""
-        location = self._locate(source, blobref)
-        return None if location is None else self._files.examine(location, blobref, declared)
+    def _examine(self, directory: str, blobref: str, declared: int | None) -> OpenBlob:
+        return self._files.examine(self._path(directory, blobref), blobref, declared)
 
     async def _fetch(self, source: BlobSource, blobref: str, declared: int | None) -> OpenBlob:
         """Fetch a blob from a BlobSource, verify it, and cache it in memory."""
@@ -365,7 +337,12 @@ class BlobReader(TargetReader):
                 await stack.enter_async_context(self._memory.room(blobref, declared))
                 data = await source.fetch(blobref, declared)
             here = len(data) <= _HASHED_HERE
-            found = hash_of(data, blobref) if here else await in_thread(self._limiter, hash_of, data, blobref)
+            found = (
+                hash_of(data, blobref) if here
+                else await trio.to_thread.run_sync(
+                    hash_of, data, blobref, limiter=self._limiter, abandon_on_cancel=True
+                )
+            )  # fmt: skip
             if found != blobref:
                 raise WrongHash(f"{source.shown}: {blobref}", ANOTHER_HASH)
             count = self._fetched.setdefault(source.kind.value, [0, 0])
@@ -405,11 +382,6 @@ def _raise_gravest(failures: list[ReadError]) -> None:
 
 def _in_memory(path: str, data: Buffer) -> OpenBlob:
     return OpenBlob(path, len(data), data=data)
-
-
-def _is_local(source: str | BlobSource) -> bool:
-    """Return whether blobs of a source are read in place."""
-    return isinstance(source, str) or (isinstance(source, DumpSource) and source.local)
 
 
 def _split(url: str) -> tuple[str, int | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import mmap
 import os
 import stat
 import threading
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from zarrfs.system.buffers import Buffer
 
 ALGORITHMS = ("sha1", "sha256")  # the first one is Flux's default
-LARGE = 16 << 20  # bytes; a larger file is split into several tasks
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -30,13 +28,13 @@ class BlobDirectory:
     """A writer of blobs to the directory `path`. A blob that exists already is not written again.
 
     A blob is written to a locked staging directory and then renamed, so it appears atomically. The next writer removes
-    unfinished blobs of a process that was killed. put() may be called from any thread, and from processes forked after
-    open(). close() removes unfinished blobs. Methods raise SourceError if the directory cannot be written to.
+    unfinished blobs of a process that was killed. put() may be called from any thread. close() removes unfinished
+    blobs. Methods raise SourceError if the directory cannot be written to.
     """
 
     def __init__(self, path: str, algorithm: str = "sha1") -> None:
         self.path, self.algorithm = path, algorithm
-        self._written = mmap.mmap(-1, 1)  # shared with forked processes; 1: unflushed blobs
+        self._written = False  # whether there are unflushed blobs
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._base = -1
@@ -68,9 +66,9 @@ class BlobDirectory:
         staged = (self._staged or self.open()).descriptor
         name = blobref_of(data, self.algorithm)
         if os.access(name, os.F_OK, dir_fd=self._base) and self._has(name, len(data)):
-            self._written[0] = 1  # a command that was killed may have written the blob without flushing it
+            self._written = True  # a command that was killed may have written the blob without flushing it
             return name
-        work = f"{os.getpid()}.{next(self._numbers)}"
+        work = str(next(self._numbers))
         try:
             descriptor = os.open(work, _NEW, 0o666, dir_fd=staged)
             try:
@@ -84,19 +82,8 @@ class BlobDirectory:
             if isinstance(exc, OSError):
                 raise self._failure(os.path.join(self.path, name), exc) from exc
             raise
-        self._written[0] = 1
+        self._written = True
         return name
-
-    def use(self, memory: memoryview) -> None:
-        """Do nothing: unlike TaskBlobs, this class keeps no blobs in the memory of a task."""
-
-    def take(self) -> list[tuple[int, int]]:
-        """Return an empty list: unlike TaskBlobs, this class keeps no blobs in memory."""
-        return []
-
-    def room(self) -> int:
-        """Return how many bytes of one file a task may put; a larger file is split into several tasks."""
-        return LARGE
 
     def buffer(self, size: int) -> memoryview:
         """Return memory to read a blob into. The next call reuses it."""
@@ -110,10 +97,10 @@ class BlobDirectory:
         One syncfs(2) flushes all of them, while fsync(2) would commit the journal for each blob. It also flushes data
         that other programs wrote to this file system.
         """
-        if self._written[0]:
+        if self._written:
             with self._failing():
                 sync_file_system(self.path)
-                self._written[0] = 0
+                self._written = False
 
     def close(self) -> None:
         """Remove unfinished blobs. Finished ones stay, because another archive may refer to them already."""
@@ -125,7 +112,7 @@ class BlobDirectory:
         self._base, self._staging, self._staged = -1, None, None
 
     def _has(self, name: str, size: int) -> bool:
-        """Return whether a file of this name and size exists. Its bytes are left to `zarrfs archive verify`."""
+        """Return whether a file of this name and size exists. Its bytes are left to `zarrfs check`."""
         with contextlib.suppress(FileNotFoundError):
             status = os.stat(name, dir_fd=self._base)
             return status.st_size == size and stat.S_ISREG(status.st_mode)

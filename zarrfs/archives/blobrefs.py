@@ -36,8 +36,8 @@ def hash_of(data: Buffer, blobref: str) -> str:
     return blobref_of(data, blobref.partition("-")[0])
 
 
-def hash_of_file(descriptor: int, blobref: str, size: int, start: int = 0) -> str:
-    """Return the blobref of `size` bytes of a file from `start` on, with the same hash algorithm as `blobref`.
+def hash_of_file(descriptor: int, blobref: str, size: int) -> str:
+    """Return the blobref of the first `size` bytes of a file, with the same hash algorithm as `blobref`.
 
     Must run in a worker thread of trio. Raise trio.Cancelled there if the caller is cancelled.
     """
@@ -49,7 +49,7 @@ def hash_of_file(descriptor: int, blobref: str, size: int, start: int = 0) -> st
     at = 0
     while at < size:
         trio.from_thread.check_cancelled()
-        count = os.preadv(descriptor, [chunk[: size - at]], start + at)
+        count = os.preadv(descriptor, [chunk[: size - at]], at)
         if not count:
             break
         hashed.update(chunk[:count])

@@ -44,11 +44,6 @@ def encoded(path: str, fields: dict[str, Any], dictionary: bool) -> bytes:
     return orjson.dumps({"path": path, **fields})
 
 
-def joined(entries: list[bytes]) -> bytes:
-    """Join encoded entries into one argument of DocumentWriter.add()."""
-    return b",\n".join(entries)
-
-
 def encoded_around(path: str, fields: dict[str, Any], dictionary: bool) -> tuple[bytes, bytes]:
     """Encode an entry without the value of its field `data`; return the bytes before that value and after it."""
     whole = encoded(path, fields | {"data": 0}, dictionary)

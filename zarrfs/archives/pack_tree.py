@@ -1,10 +1,9 @@
-"""Packing of a directory tree: walk it, read and hash its files, and write its entries and blobs.
-
-TreeWalk splits a tree into tasks, and EntryReader runs them, in the processes of zarrfs.system.workers.
-"""
+"""Packing of a directory tree: walk it, read and hash its files, and write its entries and blobs."""
 
 from __future__ import annotations
 
+import base64
+import codecs
 import contextlib
 import os
 import stat
@@ -12,42 +11,34 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from zarrfs.archives.blob_writer import ALGORITHMS, BlobDirectory
 from zarrfs.archives.document_writer import (
     MAX_SIZE,
     PATH_MAX,
     SPECIAL_FILES,
+    DocumentWriter,
     blobs_rule,
     cut,
     encoded,
+    encoded_around,
     inline_content,
-    joined,
 )
-from zarrfs.archives.dump_writer import BlobSpan, TaskBlobs, check_name
 from zarrfs.errors import SourceError, UsageError, reason_of
 from zarrfs.store.destination import is_utf8
 from zarrfs.store.staging import RESERVED
-from zarrfs.system.beneath import FileVersion, file_version
-from zarrfs.system.cpus import usable
+from zarrfs.system.beneath import file_version
 from zarrfs.system.sparse import each_extent
 
-REGION_MAX = 64 << 20  # bytes of the largest blob; each process holds one in memory
-_JOBS_MAX = 8  # processes by default; more of them would only contend for the directory of blobs
-BATCH = 64  # files of one task
-MANY = 4096  # regions; a file with more is split into several tasks
-PIECE = 32 << 10  # bytes; a larger inline file is written to the document in pieces
+REGION_MAX = 64 << 20  # bytes of the largest blob, which is held in memory
+PIECE = 3 << 14  # bytes; a larger inline file is written to the document in pieces. base64 needs a multiple of 3
 _UNFINISHED = "a name that is reserved for unfinished copies"  # at any depth, because stores hide such names
 _NO_SIZE = "no archive can hold it; archive a copy"
 _PAGE = 4096  # bytes that one read(2) returns atomically
 
-# Some names of a directory: (entry of the directory itself, its path, its (device, inode), regular files, other names)
+# A directory: (entry of the directory itself, its path, its (device, inode), regular files, other names)
 DirectoryPart = tuple[bytes | None, str, tuple[int, int] | None, list[str], list[str]]
-# Encoded entries, and their blobs in the memory of the task
-EntryBatch = tuple[bytes, list[BlobSpan]]
-# A file that is too large for its task: path, fields without the content, version when it was opened
-LargeFile = tuple[str, dict[str, Any], FileVersion]
-# Entries in the order of the document, number of files, number of bytes, warnings
-Result = tuple[list[EntryBatch | LargeFile], int, int, list[str]]
 
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
@@ -57,7 +48,6 @@ class CreateOptions:
     """Options of `zarrfs archive create`. Sizes are in bytes."""
 
     blobs: str | None = None  # the directory of blobs
-    dump: str | None = None  # name of the archive in a dump tar, which also holds the blobs; None: write no tar
     algorithm: str = "sha1"
     inline: int = 1024  # files of up to this size are stored in the document itself
     region: int = 1 << 20  # largest size of a blob
@@ -65,7 +55,6 @@ class CreateOptions:
     all_inline: bool = False
     skip_unsupported: bool = False  # leave out files that no archive can hold, with a warning
     sync: bool = False  # flush blobs to the disk before the document is complete
-    jobs: int | None = None  # processes that read and hash; None: one per CPU, up to 8
     excludes: tuple[str, ...] = ()  # globs of names at any depth, or with a "/" of paths, left out with all below
     leave_out: Callable[[str], bool] | None = None  # returns whether to leave out a path, and all below it, silently
     own: frozenset[tuple[int, int]] = frozenset()  # (device, inode) of the outputs, which are left out
@@ -76,79 +65,48 @@ class CreateOptions:
             raise UsageError(f"{self.algorithm}: is not a hash of blobs ({', '.join(ALGORITHMS)})")
         if not 1 <= self.region <= REGION_MAX:
             raise UsageError(f"a region of {self.region:,} bytes: it has 1 to {REGION_MAX:,}")
-        if self.dump is not None:
-            check_name(self.dump)
-            if self.blobs is not None:
-                raise UsageError("--blobs cannot be combined with a tar, which holds the blobs itself")
         if self.all_inline and self.blobs is not None:
             raise UsageError("--blobs cannot be combined with --inline, which puts all data into the document")
 
-    def processes(self) -> int:
-        """Return the number of processes that read and hash."""
-        return self.jobs or min(usable(), _JOBS_MAX)
+
+@dataclass
+class Progress:
+    """The progress of create(). The expected counts are None until expect() has counted all entries."""
+
+    files: int = 0
+    bytes: int = 0
+    expected_files: int | None = None
+    expected_bytes: int | None = None
 
 
-class EntryReader:
-    """A reader of the entries below the directory `base`, which is open as `descriptor`."""
+class EntryWriter:
+    """A writer of the entries below the directory `base`, which is open as `descriptor`, to a document and blobs."""
 
     def __init__(
-        self, descriptor: int, base: str, options: CreateOptions, blobs: BlobDirectory | TaskBlobs | None
-    ) -> None:
+        self, descriptor: int, base: str, options: CreateOptions, blobs: BlobDirectory | None,
+        writer: DocumentWriter, progress: Progress, warn: Callable[[str], None],
+    ) -> None:  # fmt: skip
         self._descriptor, self._base = descriptor, base
-        self._options, self._blobs = options, blobs
-        self._entries: list[bytes] = []
-        self._found: list[EntryBatch | LargeFile] = []
-        self._files = self._bytes = 0
-        self._warnings: list[str] = []
+        self._options, self._blobs, self._writer = options, blobs, writer
+        self._progress, self._warn = progress, warn
 
-    def run(self, task: tuple[str, Any], memory: memoryview) -> Any:
-        """Run a task in a worker process. Blobs for a dump tar go to `memory`, which is shared with the parent.
-
-        For the task ("parts", list of DirectoryPart), return a Result. For ("regions", (path, version, regions)),
-        return the regions of a large file as a blobvec, and the spans of their blobs in `memory`.
-        """
-        if self._blobs is not None:
-            self._blobs.use(memory)
-        kind, value = task
-        return self.entries(value) if kind == "parts" else self._regions(*value)
-
-    def entries(self, parts: list[DirectoryPart]) -> Result:
-        """Read and encode the entries of some directories. Raise SourceError, which names the unreadable entry."""
-        self._found, self._entries, self._warnings, self._files, self._bytes = [], [], [], 0, 0
-        for own, directory, identity, files, others in parts:
-            if own is not None:
-                self._entries.append(own)
-            if not files and not others:
-                continue
-            named = identity is None  # the directory of a path on the command line may be a symlink
-            with self.opened(directory, os.O_RDONLY | os.O_DIRECTORY, named) as descriptor:
-                if identity is not None:
-                    status = os.fstat(descriptor)
-                    if (status.st_dev, status.st_ino) != identity:
-                        raise changed(self._base, directory)
-                prefix = f"{directory}/" if directory else ""
-                for names, add in (files, self._add_file), (others, self._add_other):
-                    for name in names:
-                        self._add(descriptor, name, prefix + name, add)
-        self._join()
-        return self._found, self._files, self._bytes, self._warnings
-
-    @contextlib.contextmanager
-    def opened(self, path: str, flags: int = _FILE, follow: bool = False) -> Iterator[int]:
-        """Open a path below the base directory. Raise SourceError if that fails."""
-        flags |= os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
-        with reading(self._base, path):
-            descriptor = os.open(path or ".", flags, dir_fd=self._descriptor)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
-
-    def refuse(self, path: str, rule: str, warn: Callable[[str], None]) -> None:
-        """Raise SourceError for an entry that no archive can hold; with skip_unsupported, only warn about it."""
-        if not self._options.skip_unsupported:
-            raise failed(self._base, path, f"{rule} (--skip-unsupported leaves it out)")
-        warn(f"{failed(self._base, path, rule)}: left out")
+    def add(self, part: DirectoryPart) -> None:
+        """Write the entries of a directory. Raise SourceError, which names an unreadable entry."""
+        own, directory, identity, files, others = part
+        if own is not None:
+            self._writer.add(own)
+        if not files and not others:
+            return
+        named = identity is None  # the directory of a path on the command line may be a symlink
+        with opened(self._descriptor, self._base, directory, os.O_RDONLY | os.O_DIRECTORY, named) as descriptor:
+            if identity is not None:
+                status = os.fstat(descriptor)
+                if (status.st_dev, status.st_ino) != identity:
+                    raise changed(self._base, directory)
+            prefix = f"{directory}/" if directory else ""
+            for names, add in (files, self._add_file), (others, self._add_other):
+                for name in names:
+                    self._add(descriptor, name, prefix + name, add)
 
     # -- one entry
 
@@ -158,7 +116,7 @@ class EntryReader:
         except OSError as exc:
             raise failed(self._base, path, exc) from exc
         if rule is not None:
-            self.refuse(path, rule, self._warnings.append)
+            refuse(self._base, path, rule, self._options, self._warn)
 
     def _add_other(self, directory: int, name: str, path: str) -> str | None:
         # not opened, because opening a device may have side effects
@@ -173,7 +131,7 @@ class EntryReader:
             return "a symbolic link whose target is not UTF-8, which no archive can hold"
         rule = time_rule(status.st_mtime_ns)
         if rule is None:
-            self._emit(path, self._fields(status) | {"data": target})
+            self._emit(path, _fields(status) | {"data": target})
         return rule
 
     def _add_file(self, directory: int, name: str, path: str) -> str | None:
@@ -186,35 +144,21 @@ class EntryReader:
             if rule is None and not status.st_size and os.pread(descriptor, 1, 0):
                 rule = f"bytes in a file whose size is 0, as of /proc: {_NO_SIZE}"
             if rule is None:
-                fields = self._fields(status)
-                fields["size"] = status.st_size
-                rule = self._add_content(descriptor, path, fields, status)
-                self._files += rule is None
+                rule = self._add_content(descriptor, path, status)
+                self._progress.files += rule is None
             return rule
         finally:
             os.close(descriptor)
 
-    @staticmethod
-    def _fields(status: os.stat_result) -> dict[str, Any]:
-        return {"mode": status.st_mode, "mtime": status.st_mtime_ns // 10**9}
-
     def _emit(self, path: str, fields: dict[str, Any]) -> None:
-        self._entries.append(encoded(path, fields, self._options.dictionary))
-
-    def _join(self) -> None:
-        """Join the entries added since the last call, so that the parent can write them as they are."""
-        if self._entries:
-            self._found.append((joined(self._entries), self._blob_spans()))
-            self._entries = []
-
-    def _blob_spans(self) -> list[BlobSpan]:
-        return self._blobs.take() if self._blobs is not None else []
+        self._writer.add(encoded(path, fields, self._options.dictionary))
 
     # -- what is in a file
 
-    def _add_content(self, descriptor: int, path: str, fields: dict[str, Any], status: os.stat_result) -> str | None:
+    def _add_content(self, descriptor: int, path: str, status: os.stat_result) -> str | None:
         """Add a file; return why no archive can hold it, or None if one can."""
         size, options = status.st_size, self._options
+        fields = _fields(status) | {"size": size}
         if not size or (not status.st_blocks and not any(each_extent(descriptor, size))):
             self._emit(path, fields)
             return None
@@ -222,77 +166,89 @@ class EntryReader:
         if not inline and self._blobs is None:
             raise UsageError(f"{path}: {blobs_rule(size)}")
         if size <= PIECE and (inline or (size <= options.region and _is_dense(descriptor, size))):
-            small = self._small(descriptor, path, status, inline)
-            if small is None:
+            data = self._small(descriptor, path, status)
+            if data is None:
                 return f"fewer bytes than its size of {size:,}, as of /sys: {_NO_SIZE}"
-            fields |= small
+            self._emit(path, fields | (inline_content(data) if inline else self._one_blob(data)))
+            return None
+        if inline:
+            self._add_inline(descriptor, path, fields)
         else:
-            found = None if inline else self._blobvec(descriptor, path, status)
-            if found is None:
-                self._join()
-                self._found.append((path, fields, file_version(status)))
-                return None
-            if found:
-                fields |= {"encoding": "blobvec", "data": found}
-        self._emit(path, fields)
+            self._add_blobvec(descriptor, path, fields)
+        if file_version(os.fstat(descriptor)) != file_version(status):
+            raise changed(self._base, path)
         return None
 
-    def _small(self, descriptor: int, path: str, status: os.stat_result, inline: bool) -> dict[str, Any] | None:
-        """Read a file with one call; return its fields `encoding` and `data`, or None if it ends before its size."""
+    def _small(self, descriptor: int, path: str, status: os.stat_result) -> bytes | None:
+        """Read a file with one call; return None if it ends before its size."""
         size = status.st_size
-        view = memoryview(bytearray(size + 1)) if self._blobs is None else self._blobs.buffer(size + 1)
-        data = view[: os.preadv(descriptor, [view], 0)]
+        data = os.pread(descriptor, size + 1, 0)
         if len(data) != size or size > _PAGE:
             if file_version(os.fstat(descriptor)) != file_version(status) or len(data) > size:
                 raise changed(self._base, path)
             if len(data) < size:
                 return None
-        self._bytes += size
-        if inline:
-            return inline_content(bytes(data))
-        assert self._blobs is not None
-        return {"encoding": "blobvec", "data": [[0, size, self._blobs.put(data)]]}
+        self._progress.bytes += size
+        return data
 
-    def _blobvec(self, descriptor: int, path: str, status: os.stat_result) -> list[list[Any]] | None:
-        """Read a file into blobs and return its blobvec, or None if the file is too large for this task."""
+    def _one_blob(self, data: bytes) -> dict[str, Any]:
         assert self._blobs is not None
-        size = status.st_size
-        room = self._blobs.room()
-        if min(size, status.st_blocks * 512) > room:
-            return None
-        regions: list[tuple[int, int]] = []
-        taken = 0
-        for start, stop in cut(each_extent(descriptor, size), self._options.region):
-            regions.append((start, stop))
-            taken += stop - start
-            if taken > room or len(regions) > MANY:
-                return None
-        found = [self._region(descriptor, path, start, stop) for start, stop in regions]
-        if file_version(os.fstat(descriptor)) != file_version(status):
-            raise changed(self._base, path)
-        self._bytes += taken
-        return found
+        return {"encoding": "blobvec", "data": [[0, len(data), self._blobs.put(data)]]}
 
-    def _region(self, descriptor: int, path: str, start: int, stop: int) -> list[Any]:
+    def _add_blobvec(self, descriptor: int, path: str, fields: dict[str, Any]) -> None:
         assert self._blobs is not None
-        length, at = stop - start, 0
-        view = self._blobs.buffer(length)
-        while at < length:
-            count = os.preadv(descriptor, [view[at:]], start + at)
-            if not count:
+        before, after = encoded_around(path, fields | {"encoding": "blobvec"}, self._options.dictionary)
+        self._writer.add(before + b"[")
+        mark = b""
+        for start, stop in cut(each_extent(descriptor, fields["size"]), self._options.region):
+            length, at = stop - start, 0
+            view = self._blobs.buffer(length)
+            while at < length:
+                count = os.preadv(descriptor, [view[at:]], start + at)
+                if not count:
+                    raise changed(self._base, path)
+                at += count
+            self._writer.append(mark + orjson.dumps([start, length, self._blobs.put(view)]))
+            self._progress.bytes += length
+            mark = b","
+        self._writer.append(b"]" + after)
+
+    def _add_inline(self, descriptor: int, path: str, fields: dict[str, Any]) -> None:
+        size = fields["size"]
+        text = self._is_text(descriptor, path, size)
+        fields = fields | {"encoding": "utf-8" if text else "base64"}
+        before, after = encoded_around(path, fields, self._options.dictionary)
+        self._writer.add(before + b'"')
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        try:
+            for piece in self._pieces(descriptor, path, size):
+                shown = orjson.dumps(decoder.decode(piece))[1:-1] if text else base64.b64encode(piece)
+                self._writer.append(shown)
+                self._progress.bytes += len(piece)
+            decoder.decode(b"", final=text)
+        except UnicodeDecodeError:
+            raise changed(self._base, path) from None
+        self._writer.append(b'"' + after)
+
+    def _is_text(self, descriptor: int, path: str, size: int) -> bool:
+        """Return whether a file is UTF-8 without NUL. It is read a second time later, as it may not fit in memory."""
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        try:
+            for piece in self._pieces(descriptor, path, size):
+                if b"\0" in piece:
+                    return False
+                decoder.decode(piece)
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            return False
+        return True
+
+    def _pieces(self, descriptor: int, path: str, size: int) -> Iterator[bytes]:
+        for at in range(0, size, PIECE):
+            piece = os.pread(descriptor, min(PIECE, size - at), at)
+            if len(piece) != min(PIECE, size - at):
                 raise changed(self._base, path)
-            at += count
-        return [start, length, self._blobs.put(view)]
-
-    def _regions(
-        self, path: str, version: FileVersion, regions: list[tuple[int, int]]
-    ) -> tuple[list[list[Any]], list[BlobSpan]]:
-        """Read some regions of a large file into blobs; return them as a blobvec, and the spans of their blobs."""
-        with self.opened(path) as descriptor, reading(self._base, path):
-            found = [self._region(descriptor, path, start, stop) for start, stop in regions]
-            if file_version(os.fstat(descriptor)) != version:
-                raise changed(self._base, path)
-        return found, self._blob_spans()
+            yield piece
 
 
 def _is_dense(descriptor: int, size: int) -> bool:
@@ -301,6 +257,28 @@ def _is_dense(descriptor: int, size: int) -> bool:
         return os.lseek(descriptor, 0, os.SEEK_HOLE) == size
     except OSError:  # a file system that does not report holes
         return False
+
+
+def _fields(status: os.stat_result) -> dict[str, Any]:
+    return {"mode": status.st_mode, "mtime": status.st_mtime_ns // 10**9}
+
+
+@contextlib.contextmanager
+def opened(directory: int, base: str, path: str, flags: int, follow: bool = False) -> Iterator[int]:
+    """Open a path below the base directory. Raise SourceError if that fails."""
+    with reading(base, path):
+        descriptor = os.open(path or ".", flags | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW), dir_fd=directory)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def refuse(base: str, path: str, rule: str, options: CreateOptions, warn: Callable[[str], None]) -> None:
+    """Raise SourceError for an entry that no archive can hold; with skip_unsupported, only warn about it."""
+    if not options.skip_unsupported:
+        raise failed(base, path, f"{rule} (--skip-unsupported leaves it out)")
+    warn(f"{failed(base, path, rule)}: left out")
 
 
 def named(paths: Iterable[str]) -> list[str]:
@@ -326,10 +304,10 @@ def _above(path: str) -> Iterator[str]:
 
 
 class TreeWalk:
-    """A walk through the directory that `reader` reads. It opens no regular files."""
+    """A walk through the directory `base`, which is open as `descriptor`. It opens no regular files."""
 
-    def __init__(self, descriptor: int, base: str, options: CreateOptions, reader: EntryReader) -> None:
-        self._descriptor, self._base, self._options, self._reader = descriptor, base, options, reader
+    def __init__(self, descriptor: int, base: str, options: CreateOptions) -> None:
+        self._descriptor, self._base, self._options = descriptor, base, options
         self._inodes = {inode for _device, inode in options.own}
         self._leave_out = [] if options.leave_out is None else [options.leave_out]
         if options.excludes:
@@ -337,25 +315,12 @@ class TreeWalk:
 
             self._leave_out.append(Globs(options.excludes).match)
 
-    def tasks(self, paths: Iterable[str], warn: Callable[[str], None]) -> Iterator[tuple[str, list[DirectoryPart]]]:
-        """Yield tasks for EntryReader.run(), in an order that depends only on names.
-
-        `warn` is called with each warning. Raise SourceError for an entry that cannot be read or archived, UsageError
-        for a path that is an output of this command.
-        """
-        batch: list[DirectoryPart] = []
-        count = 0
-        for part in self.parts(paths, warn):
-            batch.append(part)
-            count += len(part[3]) + len(part[4]) + 1
-            if count >= BATCH:
-                yield "parts", batch
-                batch, count = [], 0
-        if batch:
-            yield "parts", batch
-
     def parts(self, paths: Iterable[str], warn: Callable[[str], None]) -> Iterator[DirectoryPart]:
-        """Yield parts of directories, of up to BATCH names each. Raise the errors of tasks()."""
+        """Yield directories in an order that depends only on names. `warn` is called with each warning.
+
+        Raise SourceError for an entry that cannot be read or archived, UsageError for a path that is an output of this
+        command.
+        """
         kept = dict.fromkeys(path for path in paths if not self._left_out(path))
         links: dict[str, bool] = {}
         tops = [path for path in kept if not self._is_below(path, kept, links)]
@@ -410,27 +375,21 @@ class TreeWalk:
             path = waiting.pop()
             rule = path_rule(path)
             if rule is not None:
-                self._reader.refuse(path, rule, warn)
+                refuse(self._base, path, rule, self._options, warn)
                 continue
-            with self._reader.opened(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+            with opened(self._descriptor, self._base, path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
                 status = os.fstat(descriptor)
                 rule = time_rule(status.st_mtime_ns)
                 if rule is not None:
-                    self._reader.refuse(path, rule, warn)
+                    refuse(self._base, path, rule, self._options, warn)
                     continue
                 with reading(self._base, path):
                     files, others, directories = self._sorted(descriptor, path, warn)
             waiting += reversed(directories)
             own = None
             if path:  # RFC 37 has no entry for the root
-                fields = {"mode": status.st_mode, "mtime": status.st_mtime_ns // 10**9}
-                own = encoded(path, fields, self._options.dictionary)
-            identity = status.st_dev, status.st_ino
-            for at in range(0, len(files) or 1, BATCH):
-                yield own, path, identity, files[at : at + BATCH], []
-                own = None
-            for at in range(0, len(others), BATCH):
-                yield None, path, identity, [], others[at : at + BATCH]
+                own = encoded(path, _fields(status), self._options.dictionary)
+            yield own, path, (status.st_dev, status.st_ino), files, others
 
     def _sorted(
         self, descriptor: int, path: str, warn: Callable[[str], None]

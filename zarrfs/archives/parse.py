@@ -219,9 +219,9 @@ class _Archive:
             size = _size(fields) if "size" in fields else len(data)
             if size < len(data):
                 raise _BadEntry(f"size {size} is smaller than its data, {len(data)} bytes")
-            if size > len(data) and not self._compilation.options.compat:
-                raise _BadEntry(f"size {size} is larger than its data, {len(data)} bytes (-o compat adds zeros)")
-            self._writer.inline(key, data, mode, mtime_ns, size)
+            if size > len(data):
+                raise _BadEntry(f"size {size} is larger than its data, {len(data)} bytes")
+            self._writer.inline(key, data, mode, mtime_ns)
 
     # -- warnings
 

@@ -1,4 +1,4 @@
-"""Kinds of blob sources (-o blobs=), recognised by their names and first bytes before any blob is read.
+"""Kinds of blob sources (-o blobs=), recognised by their names before any blob is read.
 
 This module does not import trio, because the child process that compiles archives imports it.
 """
@@ -11,13 +11,9 @@ import re
 import stat
 from collections.abc import Iterable
 
-from zarrfs.documents.compressed import is_compressed, is_tar
 from zarrfs.errors import UsageError, reason_of
 from zarrfs.store.uri import path_of_uri
 
-_HEAD = 512  # bytes by which the type of a file is recognised
-_SQLITE = b"SQLite format 3\0"
-DUMP = "dump:"  # prefix that declares a URL to be a dump tar, whatever its name
 NO_BLOBS = "blobs; none given: -o blobs=DIR"  # the end of the warning that files cannot be read
 HELPER = os.path.join(os.path.dirname(__file__), "flux_helper.py")  # the program that loads blobs from Flux
 PROTOCOL = 1  # version of the protocol between flux_blobs.py and the helper
@@ -29,8 +25,6 @@ class BlobSourceKind(enum.StrEnum):
 
     DIRECTORY = "directory"
     URL = "url"
-    DATABASE = "database"  # the content.sqlite of a stopped Flux instance
-    DUMP = "dump"  # a tar that flux dump has written
     FLUX = "flux"  # the running Flux instance
 
 
@@ -39,21 +33,14 @@ def is_flux(text: str) -> bool:
     return text.startswith(FLUX)
 
 
-def is_remote_dump(source: str) -> bool:
-    """Return whether a blob source has the form dump:URL, a dump tar behind a URL."""
-    return source.startswith(DUMP) and "://" in source
-
-
 def absolute(source: str) -> str:
     """Return the name of a blob source in a form that does not depend on the working directory."""
-    path = None if is_flux(source) or is_remote_dump(source) else path_of_uri(source)
+    path = None if is_flux(source) else path_of_uri(source)
     return source if path is None else os.path.abspath(path)
 
 
 def source_kind(source: str) -> BlobSourceKind:
-    """Return the kind of a blob source, by its name and, for a local file, its first bytes. No server is contacted.
-
-    Raise UsageError for a name that is no blob source, or a file that cannot be read.
+    """Return the kind of a blob source, by its name. No server is contacted. Raise UsageError for any other name.
     """
     if source == FLUX:
         if fault := helper_fault():
@@ -61,17 +48,12 @@ def source_kind(source: str) -> BlobSourceKind:
         return BlobSourceKind.FLUX
     if is_flux(source):
         raise _unusable(source, "the running Flux instance is named flux: alone")
-    if is_remote_dump(source):
-        return BlobSourceKind.DUMP
     path = path_of_uri(source)
     if path is None:
         return BlobSourceKind.URL
     try:
-        status = os.stat(path)
-        if stat.S_ISDIR(status.st_mode):
+        if stat.S_ISDIR(os.stat(path).st_mode):
             return BlobSourceKind.DIRECTORY
-        if stat.S_ISREG(status.st_mode):
-            return _file_kind(source, path)
     except OSError as exc:
         raise _unusable(source, reason_of(exc)) from None
     raise _unusable(source, "not a directory")
@@ -97,23 +79,6 @@ def check_sources(sources: Iterable[str]) -> None:
     """Raise UsageError for the first name that is no blob source."""
     for source in sources:
         source_kind(source)
-
-
-def _file_kind(source: str, path: str) -> BlobSourceKind:
-    with open(path, "rb") as file:
-        head = file.read(_HEAD)
-    if head.startswith(_SQLITE):
-        from zarrfs.archives.content_database import fault_of
-
-        fault = fault_of(path)
-        if fault:
-            raise _unusable(source, fault)
-        return BlobSourceKind.DATABASE
-    if is_tar(head):
-        return BlobSourceKind.DUMP
-    if is_compressed(head):
-        raise _unusable(source, "is compressed: a dump tar is read in pieces, so decompress it first")
-    raise _unusable(source, "not a directory, nor a content.sqlite of Flux, nor a tar of flux dump")
 
 
 def _unusable(source: str, why: str) -> UsageError:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import os
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -25,24 +24,19 @@ COMMANDS = {
     "mount": ("zarrfs.cli.mount", "Mount SOURCE as a directory."),
     "umount": ("zarrfs.cli.umount", "Unmount a directory, or say who holds it."),
     "stats": ("zarrfs.cli.stats", "Print statistics of a mount: reads, cache hits, requests, bytes."),
-    "top": ("zarrfs.cli.top", "Show the activity of a mount, updated every second."),
     "refresh": ("zarrfs.cli.refresh", "Make a mount show the present content of its source, or change its options."),
     "ls": ("zarrfs.cli.ls", "List a directory of SOURCE."),
-    "tree": ("zarrfs.cli.tree", "Print SOURCE as a tree."),
     "cat": ("zarrfs.cli.cat", "Write files of SOURCE to standard output."),
     "info": ("zarrfs.cli.info", "Describe SOURCE, or one of its files and where its bytes are."),
-    "config": ("zarrfs.cli.config", "Show the options in effect, and where each is set."),
     "check": ("zarrfs.cli.check", "Read all of SOURCE, and report what cannot be read."),
     "doctor": ("zarrfs.cli.doctor", "Diagnose what prevents a mount on this machine."),
     "diff": ("zarrfs.cli.diff", "List the changes that an upper directory makes to SOURCE."),
     "commit": ("zarrfs.cli.commit", "Write SOURCE with the changes of an upper directory to a new source."),
-    "discard": ("zarrfs.cli.discard", "Delete the changes in an upper directory."),
-    "archive": ("zarrfs.cli.archive", "Create, extract, list, verify and compare file archives."),
+    "archive": ("zarrfs.cli.archive", "Create and extract file archives."),
     "stage": ("zarrfs.cli.stage", "Mount, copy or link SOURCE for a job."),
     "unstage": ("zarrfs.cli.unstage", "Remove what was staged, also by jobs that were killed."),
     "stage-out": ("zarrfs.cli.stage_out", "Save the results of a job: as an archive, or copied to a URL."),
     "run": ("zarrfs.cli.run", "Run a command with SOURCE mounted for it."),
-    "completion": ("zarrfs.cli.completion", "Write the completion script of a shell."),
 }
 
 EPILOG = """\b
@@ -75,8 +69,6 @@ class LazyGroup(click.Group):
             from zarrfs.cli.streams import open_closed
 
             open_closed()
-        if "_ZARRFS_COMPLETE" in os.environ:
-            importlib.import_module("zarrfs.cli.shell_completion")  # registers our completion for bash and fish
         return super().main(*args, **extra)
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
@@ -100,10 +92,6 @@ class LazyGroup(click.Group):
             return None
         module = importlib.import_module(self._table[cmd_name][0])
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
-        if "_ZARRFS_COMPLETE" in os.environ:
-            from zarrfs.cli.shell_completion import add_completers
-
-            add_completers(command)
         return command
 
     def resolve_command(

@@ -139,10 +139,13 @@ def option_words(items: Sequence[str], writes: bool) -> list[str]:
 
 def _merge(words: list[str], given: dict[str, Any], defaults: dict[str, Any]) -> options.Parsed:
     """Merge the options of command line, variables and files; replace names of zarrfs.toml in `given` by sources."""
-    from zarrfs.config.effective import settings
+    from zarrfs.config.effective import described, settings
 
     names = [name for name in SOURCES if isinstance(given.get(name), str)]
     found = settings(words, [given[name] for name in names], defaults)
+    if verbosity() == "debug":
+        for line in described(found.layers):
+            say(f"option {line}")
     given |= zip(names, found.sources, strict=False)
     return found.parsed
 
@@ -172,7 +175,7 @@ def _as_items(name: str, value: Any) -> list[str]:
 
 shard_option = click.option(
     "--shard", metavar="I/N",
-    help="Process share I of N (0 to N-1) only; other processes do the rest. auto: the share of this task of the job.",
+    help="Process share I of N (0 to N-1) only, by a hash of the key; other processes do the rest.",
 )  # fmt: skip
 
 
@@ -180,7 +183,7 @@ def share(given: str | None) -> Share | None:
     """Parse the value of --shard; None without one. Raise UsageError if it is invalid."""
     from zarrfs.config.shares import share_of
 
-    return share_of(given, os.environ)
+    return share_of(given)
 
 
 @contextlib.contextmanager

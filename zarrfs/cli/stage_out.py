@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import sys
@@ -79,8 +78,7 @@ def stage_out(dest: str | None, output: str | None, parsed: Parsed, **given: Any
 
 
 def _write(tree: Tree, output: str | None, parsed: Parsed, given: dict[str, Any], kept: StageOutReport) -> None:
-    from zarrfs.archives.create import Progress
-    from zarrfs.archives.pack_tree import CreateOptions
+    from zarrfs.archives.pack_tree import CreateOptions, Progress
     from zarrfs.cli.archive.create import blob_directory
     from zarrfs.jobs import stageout, upload
 
@@ -93,17 +91,14 @@ def _write(tree: Tree, output: str | None, parsed: Parsed, given: dict[str, Any]
     progress = Progress()
     making = CreateOptions(
         parsed.options.blobs[0] if parsed.options.blobs else None, all_inline=given["inline"],
-        skip_unsupported=given["skip_unsupported"], jobs=given["jobs"], sync=True,
+        skip_unsupported=given["skip_unsupported"], sync=True,
     )  # fmt: skip
-    with blob_directory(making.blobs), contextlib.ExitStack() as stack:
-
-        def begun() -> None:
-            stack.enter_context(meter.displayed(meter.of(progress), quiet))
+    with blob_directory(making.blobs), meter.displayed(meter.of(progress), quiet):
 
         def left_out(text: str) -> None:
             kept.left_out.append(text.removesuffix(": left out"))
 
-        stageout.archive(tree, output, making, given["force"], progress, left_out, begun)
+        stageout.archive(tree, output, making, given["force"], progress, left_out)
     kept.files, kept.bytes = progress.files, progress.bytes
 
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zarrfs.config.options import TABLE, Assignments, Parsed, combine, put, read, split_commas
-from zarrfs.config.redaction import USERS, split_chain
+from zarrfs.config.options import TABLE, Assignments, Parsed, combine, put, read, split_commas, written
+from zarrfs.config.redaction import USERS, redacted_storage, split_chain
 from zarrfs.errors import UsageError, reason_of
 
 if TYPE_CHECKING:
@@ -47,6 +47,19 @@ class Settings(NamedTuple):
     sources: list[str]  # as given, but names of sections are replaced by the sources of those sections
     layers: list[Layer]  # the weakest first
     files: list[FileLookup]
+
+
+def described(layers: Sequence[Layer]) -> list[str]:
+    """Return a line for each option that is set, with its value and origin; values of storage options are hidden."""
+    lines: dict[str, str] = {}
+    for layer in layers:  # a later layer overrides an earlier one
+        for name, value in layer.assignments.values.items():
+            if name != "storage_options":
+                lines[name] = f"{name}={written(name, value)} ({layer.origin})"
+        for place, storage in layer.assignments.storage.items():
+            for key, value in storage.items():
+                lines[f"{place}.{key}"] = f"{place}.{key}={redacted_storage(key, value)} ({layer.origin})"
+    return list(lines.values())
 
 
 def settings(

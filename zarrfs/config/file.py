@@ -32,7 +32,7 @@ SECTIONS = ("options", "storage", "source")
 # Options of one invocation, not of a machine or a user.
 NEVER = ("config", "notify_pipe", "storage_options")
 # Options whose value two sources must not share.
-OF_ONE_SOURCE = ("upperdir", "pid_file", "fsname", "base", "type", "foreground", "metrics")
+OF_ONE_SOURCE = ("upperdir", "pid_file", "fsname", "base", "type", "foreground")
 NUMBERS = (lifetime, natural, niceness, seconds, statuses, user_id)  # parsers that take a TOML number
 _SCHEME = re.compile(r"[A-Za-z0-9+.-]+:")  # matches text that is not a path
 _NAME = re.compile(r"[^\s/:#?]+")

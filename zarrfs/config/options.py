@@ -21,7 +21,6 @@ from zarrfs.config.values import (
     from_files,
     lifetime,
     local,
-    metrics_place,
     natural,
     niceness,
     octal,
@@ -99,13 +98,8 @@ class Options:
     )
     blobs: tuple[str, ...] = _option(
         "source", "Source", (), text, "PLACE",
-        "Archives: read blobs from PLACE: a directory or URL with a file for each blobref, a content.sqlite or dump "
-        "tar of Flux, or flux: for the running instance. Repeatable; searched in the order given.", many=True,
-    )
-    compat: bool = _option(
-        "source", "Source", False, flag, "",
-        "Archives: pad a file with zeros if its size is larger than its data, as Flux does. Without it, such a file "
-        "is a bad entry.",
+        "Archives: read blobs from PLACE: a directory or URL with a file for each blobref, or flux: for the "
+        "running Flux instance. Repeatable; searched in the order given.", many=True,
     )
     members: tuple[str, ...] = _option(
         "source", "Source", (), paths, "PATHS",
@@ -332,10 +326,6 @@ class Options:
         "process", "Daemon", "info", words("debug", "info", "warning", "error"), "LEVEL",
         "Log messages of this level and above: debug, info, warning or error.",
     )
-    log_format: str = _option(
-        "process", "Daemon", "text", words("text", "json"), "FORM",
-        "Write the log as text, or as one JSON object on each line (json).",
-    )
     config: str | None = _option(
         "process", "Daemon", None, path, "FILE",
         "Read options from FILE instead of the user's zarrfs.toml (docs/configuration.md).",
@@ -353,11 +343,6 @@ class Options:
         "mount", "Daemon", 300.0, seconds, "TIME",
         "Wait up to TIME for another process that compiles the same document, and for the mount to answer.",
         bounds=_WAIT,
-    )
-    metrics: str | None = _option(
-        "mount", "Daemon", None, metrics_place, "WHERE",
-        "Serve metrics for Prometheus over HTTP at ADDRESS:PORT, or write them to a file, named by its absolute path "
-        "(docs/monitoring.md).",
     )
     pid_file: str | None = _option(
         "mount", "Daemon", None, local, "FILE", "Write the process ID of the daemon to FILE."

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 
 # the name, with "_", and what to do instead, without a full stop: "set cache_dir= and read the keys once"
 OPTIONS: Mapping[str, str] = {
+    "compat": "a file of an archive whose size is larger than its data cannot be read",
+    "log_format": "lines of the log are text; the journal has the facts of a failure as fields",
+    "metrics": "`zarrfs stats --prometheus` prints all mounts, for the textfile collector",
     "cache_validity": "after an hour a server is asked whether a cached file has changed",
     "host_bytes": "set host_requests= to bound what one server sends",
     "stale": "reading a target that has changed fails; `zarrfs refresh`, or another mount, shows its new content",
@@ -24,6 +27,14 @@ OPTIONS: Mapping[str, str] = {
 }
 # the command as typed, such as "refs merge"
 COMMANDS: Mapping[str, str] = {
+    "completion": "click makes the script: _ZARRFS_COMPLETE=bash_source zarrfs",
+    "config": "zarrfs mount -d logs each option and where it is set",
+    "discard": "unmount, and remove the upper directory: rm -r",
+    "top": "use `watch zarrfs stats MNT`",
+    "tree": "use `zarrfs ls -R`",
+    "archive list": "use `zarrfs ls -lR`",
+    "archive verify": "use `zarrfs check`",
+    "archive diff": "extract the archive and compare the directories: diff -r",
     "refs": "kerchunk and VirtualiZarr make, convert and merge reference sets; `zarrfs check` lists bad entries",
     "index": "the first mount or command compiles a document; its index is in the cache of the user",
     "cache": "a cache directory may be removed at any time (rm -r), and keeps to cache_size= by itself",

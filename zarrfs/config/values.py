@@ -123,7 +123,6 @@ def words(*choices: str) -> Callable[[str], str]:
             raise ValueError(f"one of {', '.join(choices)}{did_you_mean(text, choices)}")
         return text
 
-    parse.choices = choices  # type: ignore[attr-defined]  # for shell completion
     return parse
 
 
@@ -154,21 +153,6 @@ def path(value: str) -> str:
 def directory(value: str) -> str:
     """Return the absolute path of a local directory, with symbolic links resolved now."""
     return os.path.realpath(local(value))
-
-
-def address(value: str) -> tuple[str, int] | None:
-    """Parse ADDRESS:PORT, or [ADDRESS]:PORT for IPv6, into (host, port); None for other text."""
-    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})", value)
-    if match is None or int(match[3]) > 65_535:
-        return None
-    return match[1] or match[2], int(match[3])
-
-
-def metrics_place(value: str) -> str:
-    """Accept a destination of metrics: an address with a port, or an absolute path."""
-    if not value.startswith("/") and address(value) is None:
-        raise ValueError("ADDRESS:PORT, such as 127.0.0.1:9400 or [::1]:9400, or the absolute path of a file")
-    return value
 
 
 PLACE = r"[a-z][a-z0-9+]*(?:://[^/?#\s\\]+)?"  # a protocol, or PROTOCOL://HOST with a host or bucket

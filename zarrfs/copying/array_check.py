@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -73,7 +72,6 @@ class ArrayChecks:
         self._budget = MemoryBudget(memory)
         self._threads = trio.CapacityLimiter(usable())
         self._objects = trio.CapacityLimiter(1)  # one at a time: the memory that objects take is not known in advance
-        self.see: Callable[[str, int, Buffer], None] | None = None  # called with every piece that is read
         self._sharding: dict[str, Sharding] = {}  # by path of the array
         self._places: dict[str, ArrayCheck] = {}  # arrays by the directory of their chunks
         # by key of a document that consolidated metadata contains: the key of that metadata, the digest of the copy
@@ -91,9 +89,9 @@ class ArrayChecks:
                 elif isinstance(node.metadata, GroupMetadata):
                     await self._note_consolidated(node, report)
                 elif node.problem is not None:
-                    report.add(node.documents[0], Unsound(BAD_METADATA, node.problem), common=True)
+                    report.add(node.documents[0], Unsound(BAD_METADATA, node.problem))
         except (ZarrfsError, OSError) as exc:
-            report.add(getattr(exc, "key", key), exc, common=True)
+            report.add(getattr(exc, "key", key), exc)
 
     def of(self, key: str) -> tuple[ArrayCheck | None, str]:
         """Return (the array that contains a file, the file's key relative to it)."""
@@ -136,8 +134,6 @@ class ArrayChecks:
         data = await self._store.get(key, start, length)
         report.read += len(data)
         check_length(key, len(data), start, length)
-        if self.see is not None:
-            self.see(key, start, data)
         return data
 
     async def _look_at_shard(
@@ -205,7 +201,7 @@ class ArrayChecks:
         """Add documents to `report` that consolidated metadata contains but that do not exist."""
         for key, (said_by, digest) in self._said.items():
             if not _is_absence(key, digest) and not await self._is_linked(key):
-                report.add(key, Unsound(BAD_METADATA, f"is not there, but {said_by} has it"), common=True)
+                report.add(key, Unsound(BAD_METADATA, f"is not there, but {said_by} has it"))
 
     async def _is_linked(self, key: str) -> bool:
         """Return whether a document exists behind a symbolic link: its own, or one of a directory above it."""
@@ -230,14 +226,14 @@ class ArrayChecks:
         if array is None:
             found.broken += 1
             at = node.documents[0] if node.documents else node.path
-            report.add(at, Unsound(BAD_METADATA, str(node.problem)), common=True)
+            report.add(at, Unsound(BAD_METADATA, str(node.problem)))
             return
         found.total = array.grid.size
         reasons = check_codecs(array)
         if reasons and self._decode:
             found.note = "; ".join(reasons)
             found.broken += 1
-            report.add(node.path, Unsound(UNDECODED, f"{found.note}: chunks are only read"), common=True)
+            report.add(node.path, Unsound(UNDECODED, f"{found.note}: chunks are only read"))
             return
         sharding = sharding_of(array)
         if sharding is not None:
@@ -272,7 +268,7 @@ class ArrayChecks:
             except StoreError:  # not there, or a directory
                 continue
             except MetadataError as exc:
-                report.add(key, Unsound(BAD_METADATA, str(exc)), common=True)
+                report.add(key, Unsound(BAD_METADATA, str(exc)))
                 continue
             if found is None:
                 continue

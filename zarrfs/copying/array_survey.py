@@ -95,7 +95,6 @@ def packed(levels: str) -> str:
 
 _AT_ONCE = 16  # arrays whose chunks are counted concurrently
 _SIZES = 64  # concurrent requests for sizes, per array
-_BARE = 1000  # a tree that begins with more directories without metadata than this is taken for no hierarchy
 
 
 @dataclasses.dataclass
@@ -169,18 +168,13 @@ async def survey(store: Store, found: Survey, key: str = "", count: bool = True,
 
 
 async def nodes_of(hierarchy: Hierarchy, key: str) -> AsyncIterator[Node]:
-    """Yield the nodes at or below `key`; end early in a large tree that seems to be no hierarchy.
+    """Yield the nodes at or below `key`.
 
     Leave out dangling symbolic links of a source that keeps its links: they may have nothing to do with Zarr.
     """
-    bare = 0
     async for node in hierarchy.walk(key):
-        if node.problem == NOWHERE:
-            continue
-        yield node
-        bare = bare if bare < 0 else -1 if node.documents else bare + 1
-        if bare > _BARE:
-            return
+        if node.problem != NOWHERE:
+            yield node
 
 
 async def files_of(store: Store, node: Node, chunks: ChunkStatistics) -> AsyncIterator[tuple[str, Info]]:

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING
 import trio
 
 from zarrfs.config.shares import WHOLE, Share
-from zarrfs.copying.check_report import CheckReport, Unsound
+from zarrfs.copying.check_report import CheckReport
 from zarrfs.errors import NotDirectory, NotFound, ReadError, ZarrfsError
 from zarrfs.store.api import Info, Kind, Store
-from zarrfs.store.division import Division
 from zarrfs.store.traversal import PIECE, check_length, extents, follow, walk
 
 if TYPE_CHECKING:
     from zarrfs.copying.array_check import ArrayChecks
-    from zarrfs.copying.check_digests import Digests, FirstPass
 
 log = logging.getLogger(__name__)
 
@@ -26,78 +24,43 @@ READERS = 16  # files read at the same time
 
 async def check(
     store: Store, key: str, report: CheckReport, memory: int = 256 << 20, arrays: ArrayChecks | None = None,
-    digests: Digests | None = None, share: Share | None = None,
+    share: Share | None = None,
 ) -> None:  # fmt: skip
     """Read `key`, or everything below it, and fill `report`; hold at most `memory` bytes of data.
 
-    `arrays` has a memory budget of its own; `digests` collects the digest of every readable value. With a `share`,
-    read only the files of that share; every share examines the metadata of arrays and lists all directories.
+    `arrays` has a memory budget of its own. With a `share`, read only the files of that share; every share examines
+    the metadata of arrays and lists all directories.
     """
     await _expect(store, key, report, share or WHOLE)
     if arrays is not None:
-        arrays.see = None if digests is None else digests.see
         await arrays.find(key, report)
 
     async def look(at: str, info: Info, piece: int) -> None:
         if info.kind is Kind.SYMLINK:
             await _check_link(store, at, report)
         elif info.kind is Kind.FILE:
-            await _check_file(store, at, info, report, piece, arrays, digests)
+            await _check_file(store, at, info, report, piece, arrays)
         elif arrays is not None:
             arrays.check_directory(at, report)
 
     def unlisted(at: str, exc: Exception) -> None:
-        report.add(at, exc, common=True)
+        report.add(at, exc)
 
     def passed(at: str) -> None:
         if arrays is not None:
             arrays.passed(at)
 
-    division = None if share is None else Division(share, await store.lists_same_sizes())
-    await _each(store, key, unlisted, memory, look, division, passed)
-    if division is not None:
-        report.listing = division.listing
+    await _each(store, key, unlisted, memory, look, share, passed)
     if arrays is not None:
         await arrays.missing(report)
     if share is None or not share.index:
         await _count_absent_records(store, key, report)
 
 
-async def check_again(
-    store: Store, key: str, report: CheckReport, first: FirstPass, memory: int = 256 << 20, share: Share | None = None
-) -> None:
-    """Read everything a second time, from a newly opened store, and report differences from the `first` pass.
-
-    Report a value that cannot be read now only if it could be read in the first pass.
-    """
-    from zarrfs.copying.check_digests import Digests
-
-    async def look(at: str, info: Info, piece: int) -> None:
-        if info.kind is not Kind.FILE:
-            return
-        digests = Digests()
-        try:
-            await _read(store, at, info, report, piece, digests)
-        except (ZarrfsError, OSError) as exc:
-            if first.has(at, b"") is not None:
-                report.add(at, exc, await _url_of(store, at))
-            return
-        same = first.has(at, digests.done(at))
-        if same is False:
-            report.add(at, Unsound("changed", "has other bytes than in the first pass"), await _url_of(store, at))
-
-    division = None if share is None else Division(share, await store.lists_same_sizes())
-    # values in a directory that cannot be listed now count as lost
-    await _each(store, key, lambda at, exc: None, memory, look, division)
-    lost = first.lost()
-    if lost:
-        report.add(key, Unsound("changed", f"{lost:,} values of the first pass are not there in the second"))
-
-
 async def _each(
     store: Store, key: str, failed: Callable[[str, Exception], None], memory: int,
-    look: Callable[[str, Info, int], Awaitable[None]], division: Division | None = None,
-    passed: Callable[[str], None] = lambda key: None,
+    look: Callable[[str, Info, int], Awaitable[None]], share: Share | None,
+    passed: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Call `look(key, info, bytes per read)` for everything below `key`, or for `key` if it is no directory.
 
@@ -118,11 +81,11 @@ async def _each(
         async with send:
             top = await store.info(key)
             if top.kind is not Kind.DIRECTORY:
-                if division is None or division.mine(key, None):
+                if share is None or share.has(key):
                     await send.send((key, top))
                 return
             async for at, info in walk(store, key, failed):
-                if division is None or division.mine(at, info.size if info.kind is Kind.FILE else 0):
+                if share is None or share.has(at):
                     await send.send((at, info))
                 else:
                     passed(at)
@@ -161,9 +124,7 @@ async def _check_link(store: Store, key: str, report: CheckReport) -> None:
         pass  # the entry with this error is reported itself
 
 
-async def _read(
-    store: Store, key: str, info: Info, report: CheckReport, piece: int, digests: Digests | None
-) -> None:
+async def _read(store: Store, key: str, info: Info, report: CheckReport, piece: int) -> None:
     """Read the data of a file in pieces, without its holes."""
     if info.size is None:
         info = await store.info(key)
@@ -173,36 +134,24 @@ async def _read(
             data = await store.get(key, at, wanted)
             report.read += len(data)
             check_length(key, len(data), at, wanted)
-            if digests is not None:
-                digests.see(key, at, data)
 
 
 async def _check_file(
-    store: Store, key: str, info: Info, report: CheckReport, piece: int, arrays: ArrayChecks | None,
-    digests: Digests | None,
-) -> None:  # fmt: skip
+    store: Store, key: str, info: Info, report: CheckReport, piece: int, arrays: ArrayChecks | None
+) -> None:
     bad: Exception | None = None
     try:
         if info.size is None:
             info = await store.info(key)
         if arrays is not None and arrays.whole(key, info.size or 0):
             await arrays.look(key, info.size or 0, report)
-            # Read the file again as the second pass does if it is a shard that look() read in parts, or may have
-            # holes, which look() reads as zeros and the second pass does not read.
-            if digests is not None and (info.allocated is not None or not digests.complete(key, info.size or 0)):
-                digests.drop(key)
-                await _read(store, key, info, report, piece, digests)
         else:
-            await _read(store, key, info, report, piece, digests)
-        if digests is not None:
-            digests.done(key)
+            await _read(store, key, info, report, piece)
     except (ZarrfsError, OSError) as exc:
         bad = exc
     except Exception as exc:
         log.debug("%s: unexpected failure", key, exc_info=exc)
         bad = exc
-    if bad is not None and digests is not None:
-        digests.drop(key)
     if arrays is not None:
         misplaced = arrays.ended(key, bad is not None)
         bad = bad or misplaced

@@ -8,7 +8,6 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from zarrfs.errors import NotFound, ReadError, ZarrfsError
-from zarrfs.store.division import Listing
 
 # the values of ReadError.kind and Unsound.kind
 BAD_KINDS = (
@@ -50,9 +49,6 @@ class CheckReport:
     absent_records: int = 0  # absent record files of a Parquet set, whose chunks are absent: not an error
     expected_files: int | None = None
     expected_bytes: int | None = None
-    # the part of `counts` that every share of the check finds, see add()
-    common: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    listing: Listing | None = None  # of a share: the keys that were divided
 
     @property
     def files(self) -> int:
@@ -64,15 +60,10 @@ class CheckReport:
         """True if the check found no fault."""
         return not self.counts and not self.left_out
 
-    def add(self, key: str, exc: BaseException, url: str | None = None, common: bool = False) -> None:
-        """Count a bad entry, whose bytes should be at `url`. `common` marks a fault that every share finds."""
+    def add(self, key: str, exc: BaseException, url: str | None = None) -> None:
+        """Count a bad entry, whose bytes should be at `url`."""
         bad = bad_entry(key, exc, url)
         self.counts[bad.kind] += 1
-        self.common[bad.kind] += common
-        self.name(bad)
-
-    def name(self, bad: Bad) -> None:
-        """Insert an entry into `bad`, which holds the first `keep` entries in key order."""
         bisect.insort(self.bad, bad, key=lambda one: (one.key, one.kind, one.reason))
         del self.bad[self.keep :]
 

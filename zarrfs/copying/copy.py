@@ -1,8 +1,7 @@
 """Copies of a store, or of selected keys, to a directory: many files at a time, resumed after an interruption.
 
-If most bytes are on this machine (inline, holes, blobs in directories, files), and no file becomes a symbolic link,
-forked processes write the entries (copy_processes.py), otherwise a few threads, a batch at a time (copy_threads.py).
-This module fetches bytes that are not on this machine, many values concurrently, and the threads write them.
+A few threads write the entries, a batch at a time (copy_threads.py). This module fetches bytes that are not on this
+machine, many values concurrently.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import trio
 from zarrfs.concurrency.budget import MemoryBudget
 from zarrfs.concurrency.tasks import for_each
 from zarrfs.copying.check_report import bad_entry
-from zarrfs.copying.copy_processes import ENTRIES, Batch, CopyProcesses, Result, note
 from zarrfs.copying.copy_report import CopiedEntry, CopyOptions, CopyReport
 from zarrfs.copying.copy_threads import LARGE, BatchWriter, Item, Outcome, Writing, close_all, data_bytes
 from zarrfs.copying.destination_directory import (
@@ -36,7 +34,6 @@ from zarrfs.copying.destination_directory import (
 from zarrfs.errors import ReadError, SourceError, StoreError, UsageError, ZarrfsError, reason_of
 from zarrfs.store.api import Info, Kind, Part, Store, Value, join_key, ordinary_mode
 from zarrfs.store.destination import sync_file_system
-from zarrfs.store.division import Division
 from zarrfs.store.keyglobs import Picking
 from zarrfs.store.traversal import check_length, extents
 from zarrfs.store.values import open_sized
@@ -53,7 +50,6 @@ _UNKNOWN = 256 << 10  # bytes assumed for a file of unknown size
 _PIECE = 4 << 20  # maximum number of bytes in a request for a part of a large file
 _PIECES = 4  # concurrent requests for parts of a large file
 _SMALL = 64 << 10  # average file size of a batch, in bytes, up to which more threads contend more than they gain
-_PROCESSES = 32  # maximum number of writing processes
 _FAILURES_KEPT = 1000
 
 
@@ -86,8 +82,7 @@ async def copy_store(
     )
     try:
         root = await store.info("")
-        division = None if choice.share is None else Division(choice.share, await store.lists_same_sizes())
-        run = _Copy(store, filling, choice, report, done, link, division)
+        run = _Copy(store, filling, choice, report, done, link)
         await run.everything(root)
         try:
             if choice.sync:
@@ -96,8 +91,7 @@ async def copy_store(
                 except OSError:
                     filling.distrust()
                     raise
-            listing = None if division is None else division.listing
-            await trio.to_thread.run_sync(filling.finish, root, choice.root, choice.unfinished, listing)
+            await trio.to_thread.run_sync(filling.finish, root, choice.root, choice.unfinished)
         except OSError as exc:
             raise SourceError(destination, f"cannot be written: {reason_of(exc)}") from exc
     except BaseException:
@@ -111,10 +105,10 @@ class _Copy:
 
     def __init__(
         self, store: Store, filling: DestinationDirectory, choice: CopyOptions, report: CopyReport,
-        done: Callable[[CopiedEntry], None] | None, link: Link | None, division: Division | None,
+        done: Callable[[CopiedEntry], None] | None, link: Link | None,
     ) -> None:  # fmt: skip
         self._store, self._filling, self._choice, self._report = store, filling, choice, report
-        self._done, self._link, self._division = done, link, division
+        self._done, self._link = done, link
         self._reader = store.blocking()
         self._picking = Picking(choice.include, choice.exclude)
         self._writer = BatchWriter(filling, store, choice.sums)
@@ -144,75 +138,16 @@ class _Copy:
                 async with send, trio.open_nursery() as nursery:
                     self._nursery, self._fetched = nursery, send
                     folder = self._filling.root(root)
-                    if not await self._in_processes(folder):
-                        await self._walk(folder)
-                        self._walked = self._report.expected_files is None
-                        self._expect(0, 0)
+                    await self._walk(folder)
+                    self._walked = self._report.expected_files is None
+                    self._expect(0, 0)
                     await self._flush()
+        for entry, rule in await self._store.problems() if self._picking.everything else ():
+            self._fail(entry, UsageError(rule))  # an entry that is left out of the source
         self._account(())
         if self._fatal is not None:
             raise self._fatal
         self._report.unmatched = self._picking.unused()
-
-    # -- writing in processes
-
-    async def _in_processes(self, root: Folder) -> bool:
-        """Write all entries below `root`: in forked processes, and in threads the entries that those leave.
-
-        Return False, with nothing done, if processes cannot read most bytes or cannot be started, or if files may
-        become symbolic links.
-        """
-        reader = self._reader
-        if reader is None or not reader.serves_most or self._link is not None:
-            return False
-        jobs, usage = min(self._jobs, _PROCESSES), await self._store.usage()
-        await self._store.get_ready()
-        if usage.counted:
-            jobs = min(jobs, 1 + usage.files // ENTRIES)
-
-        def fail(key: str, exc: Exception) -> None:
-            trio.from_thread.run_sync(self._fail, key, exc)
-
-        forked = CopyProcesses(
-            self._store, reader, self._filling, self._picking, jobs, self._choice.sums, self._choice.set_ids, fail,
-            self._division,
-        )  # fmt: skip
-
-        def run() -> None:
-            for found in forked.run(root, self._writer.hold):
-                trio.from_thread.check_cancelled()
-                trio.from_thread.run(self._take, found)
-                for batch, _result in found:
-                    self._writer.release(batch.folder)
-
-        try:
-            forked.start()
-        except OSError as exc:
-            log.debug("no processes: %s", exc)
-            return False
-        with contextlib.closing(forked):
-            try:
-                await trio.to_thread.run_sync(run)
-            except SourceError as exc:  # a nursery would wrap it in an exception group
-                self._fatal = exc
-                self._scope.cancel()
-        return True
-
-    async def _take(self, found: Sequence[tuple[Batch, Result]]) -> None:
-        """Count the entries that processes wrote, and let threads write the entries that the processes left."""
-        for batch, result in found:
-            note(batch, result, self._report, self._done)
-            folder, _, left = batch
-            for entry in left:
-                key = join_key(folder.key, entry[0])
-                try:
-                    info = await self._store.info(key, sized=False)
-                except (ZarrfsError, OSError) as exc:
-                    self._fail(key, exc)
-                else:
-                    await self._add_entry(folder, key, info)
-            if left:  # find out now what cannot be written, before the processes write more
-                await self._flush()
 
     # -- selection of entries
 
@@ -241,20 +176,16 @@ class _Copy:
             elif info.kind is Kind.DIRECTORY:
                 below = Folder(key, info, folder)
                 self._writer.hold(folder)
-                if picked and self._is_mine(key, info):
+                if picked and self._is_mine(key):
                     below.want()
                 levels.append((below, picked, self._store.list_dir(key)))
-            elif picked and self._is_mine(key, info):
+            elif picked and self._is_mine(key):
                 folder.want()
                 await self._add_entry(folder, key, info)
 
-    def _is_mine(self, key: str, info: Info) -> bool:
+    def _is_mine(self, key: str) -> bool:
         """Return whether a selected entry belongs to the share of this run."""
-        if self._division is None:
-            return True
-        if info.kind is not Kind.FILE:
-            return self._division.mine(key, 0)
-        return self._division.mine(key, None if info.size is None else data_bytes(info))
+        return self._choice.share is None or self._choice.share.has(key)
 
     async def _add_entry(self, folder: Folder, key: str, info: Info) -> None:
         if info.mode is not None and not self._choice.set_ids:

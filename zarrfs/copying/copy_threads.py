@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import trio
@@ -63,22 +63,14 @@ class Writing(NamedTuple):
 class BatchWriter:
     """A writer of items to `filling`, from bytes that can be read without the event loop.
 
-    With `sums`, it computes the SHA-256 of files, and calls `pause` at intervals, which may raise to cancel that.
+    With `sums`, it computes the SHA-256 of files.
     """
 
-    def __init__(
-        self, filling: DestinationDirectory, store: Store, sums: bool,
-        pause: Callable[[], None] = trio.from_thread.check_cancelled,
-    ) -> None:  # fmt: skip
-        self._filling, self._sums, self._pause = filling, sums, pause
+    def __init__(self, filling: DestinationDirectory, store: Store, sums: bool) -> None:
+        self._filling, self._sums = filling, sums
         self._reader = store.blocking()
         self._lock = threading.Lock()
         self._ended: list[Outcome] = []  # of finished directories
-
-    def in_many_processes(self) -> None:
-        """Leave blobs whose source has failed to the parent process, so that only one process logs a warning."""
-        if self._reader is not None:
-            self._reader.skip_warned = True
 
     def write(self, items: Sequence[Item], go_on: bool) -> tuple[list[Outcome], float]:
         """Write items in order, up to the first failure unless `go_on`. Blocks.
@@ -337,7 +329,7 @@ class BatchWriter:
                 return None
         digest, buffer, at = hashlib.sha256(), bytearray(_HASHED), 0
         while count := os.preadv(descriptor, [buffer], at):
-            self._pause()
+            trio.from_thread.check_cancelled()
             digest.update(memoryview(buffer)[:count])
             at += count
         return digest.hexdigest()

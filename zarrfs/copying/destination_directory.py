@@ -12,10 +12,8 @@ import contextlib
 import errno
 import itertools
 import json
-import mmap
 import os
 import secrets
-import shutil
 import stat
 import threading
 from typing import NamedTuple
@@ -23,10 +21,9 @@ from typing import NamedTuple
 from zarrfs.config.shares import Share
 from zarrfs.copying import destination_journal as journal
 from zarrfs.copying.destination_journal import OPEN, STAGING
-from zarrfs.errors import SourceError, UsageError, ZarrfsError, reason_of
+from zarrfs.errors import UsageError, ZarrfsError, reason_of
 from zarrfs.store.api import KINDS, Info, Kind, name_rule
 from zarrfs.store.destination import sync_file_system
-from zarrfs.store.division import Listing
 from zarrfs.store.staging import RESERVED, lock, remove_abandoned
 from zarrfs.system.beneath import BaseDirectory
 from zarrfs.system.processes import boot
@@ -124,7 +121,7 @@ class DestinationDirectory:
         self._safe: journal.Spans = []  # spans whose entries were synced to disk
         self._doubtful: journal.Spans = []  # spans whose entries a reboot may have lost
         self._noted, self._before = picks, b""  # of the unfinished run: its picks; its journal, if the mark differs
-        self._changed = mmap.mmap(-1, 1)  # 0 or 1: whether any entry was placed; shared with forked processes
+        self._changed = False  # whether any entry was placed
         self._may_set_root = False  # whether this run may set the mode and time of the root
         self._counter = itertools.count()
         self._lock = threading.Lock()
@@ -268,17 +265,6 @@ class DestinationDirectory:
     def _write_journal(self) -> None:
         journal.write(self._journal, json.dumps({**self._journal_fields, "spans": self._spans}).encode())
 
-    def forked(self) -> None:
-        """Give a forked process its own lock and its own directory for unfinished files. Raise OSError."""
-        self._lock = threading.Lock()
-        name = b"p%d" % os.getpid()
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name, 0o700, dir_fd=self._run)
-        own = os.open(name, OPEN, dir_fd=self._run)
-        os.close(self._run)
-        os.close(self._journal)
-        self._run, self._journal = own, -1
-
     # -- directories
 
     def root(self, info: Info) -> Folder:
@@ -294,9 +280,7 @@ class DestinationDirectory:
         try:
             return self._entered(folder, self._base.directory(os.fsencode(folder.key)))
         except (FileNotFoundError, NotADirectoryError, PermissionError):
-            if folder.key and folder.parent is None:  # in a forked process, which creates no directories
-                raise
-            # open it name by name, to create directories, or to find the one that cannot be opened
+            pass  # open it name by name, to create directories, or to find the one that cannot be opened
         chain: list[Folder] = []
         at: Folder | None = folder
         while at is not None and at.parent is not None:
@@ -322,7 +306,7 @@ class DestinationDirectory:
                     os.mkdir(name, 0o777 if folder.info.mode is None else 0o700, dir_fd=above)
                     folder.stages_itself = folder.parent is not None and folder.parent.stages_itself
                     folder.made = folder.fresh = True
-                    self._changed[0] = 1
+                    self._changed = True
             except NotADirectoryError:
                 if self._existing != "overwrite":
                     raise InTheWay("is there already, and is no directory", folder.key) from None
@@ -454,7 +438,7 @@ class DestinationDirectory:
             if not new or exc.errno != errno.EINVAL:
                 raise
             self._link(staged, name, at, directory)  # the file system has no RENAME_NOREPLACE: NFS, for example
-        self._changed[0] = 1
+        self._changed = True
 
     def _link(self, staged: bytes, name: str, at: int, directory: int) -> None:
         try:  # a hard link never replaces anything
@@ -493,21 +477,16 @@ class DestinationDirectory:
 
     # -- the end
 
-    def finish(self, root: Info, dress: bool = False, more: bool = False, listing: Listing | None = None) -> None:
+    def finish(self, root: Info, dress: bool = False, more: bool = False) -> None:
         """End a complete run and remove its staging directory; keep the journal of a share, or if `more` will follow.
 
-        `listing` is the listing that was divided into shares. The destination gets the mode and time of `root` if this
-        run, or the run that it resumed, has created it; with `dress` also if it was empty, or existing="overwrite", as
-        far as permitted. Raise OSError, and SourceError if a share next to this one has divided another listing.
+        The destination gets the mode and time of `root` if this run, or the run that it resumed, has created it; with
+        `dress` also if it was empty, or existing="overwrite", as far as permitted. Raise OSError.
         """
-        if listing is not None:
-            self._journal_fields["listing"] = list(listing)
         self._end_span()
-        if listing is not None:
-            self._compare(listing)
         more = more or self._share is not None
         self._clear(note=self._noted == self._picks and not (more and self._mark))
-        if self._made and self._picks and not self._changed[0] and not self.begun:  # nothing was selected
+        if self._made and self._picks and not self._changed and not self.begun:  # nothing was selected
             with contextlib.suppress(OSError):
                 os.rmdir(self.path)
         elif self._made or (self._share is not None and self._may_set_root and (dress or root.mode is not None)):
@@ -517,28 +496,6 @@ class DestinationDirectory:
                 self._set_mode_and_time(self._base.descriptor, root)
         self.close()
 
-    def _compare(self, listing: Listing) -> None:
-        """Raise SourceError if a complete share next to this one has divided another listing, or has a bad journal.
-
-        Once all shares are complete, all listings have been compared.
-        """
-        assert self._share is not None
-        index, count = self._share.index, self._share.count
-        for other in {Share((index + step) % count, count) for step in (-1, 1)} - {self._share}:
-            try:
-                found = journal.complete_listing(self._staging, self._mark, other)
-            except (OSError, *journal.DAMAGED) as exc:
-                reason = reason_of(exc) if isinstance(exc, OSError) else "damaged"
-                raise SourceError(
-                    self.path, f"the journal of the share {other} cannot be read ({reason}), so whether files are "
-                    "missing is not known: run both shares again",
-                ) from exc
-            if self._mark and found is not None and found != list(listing):
-                raise SourceError(
-                    self.path, f"the share {other} was made of other names or sizes: the source has changed, and "
-                    "files may be missing; run all shares again",
-                )  # fmt: skip
-
     def abandon(self) -> None:
         """End an interrupted run. Finished entries stay; so does the journal if the run has a mark and wrote anything.
 
@@ -546,7 +503,7 @@ class DestinationDirectory:
         """
         with contextlib.suppress(OSError):
             bare = self._is_empty()
-            changed = self._mark and (self.begun or self._changed[0])
+            changed = self._mark and (self.begun or self._changed)
             if self._before and not changed and not bare:
                 journal.write(self._journal, self._before)
                 changed = True
@@ -568,7 +525,7 @@ class DestinationDirectory:
     def _end_span(self) -> None:
         """End the span of this run in the journal; for a share, sync entries first. Raise OSError if syncing fails."""
         unsynced = [span for span in self._spans[:-1] if span not in self._safe]
-        if self._share is not None and (self._changed[0] or unsynced):  # the share may be rerun on another node
+        if self._share is not None and (self._changed or unsynced):  # the share may be rerun on another node
             try:
                 sync_file_system(self.path)
             except OSError:
@@ -584,10 +541,7 @@ class DestinationDirectory:
     def _clear(self, note: bool) -> None:
         """Remove the staging directory of this run; with `note` also the journal, and .zarrfs-staging if empty."""
         for name in os.listdir(self._run):
-            try:
-                os.unlink(name, dir_fd=self._run)
-            except IsADirectoryError:  # the directory of a forked process
-                shutil.rmtree(name, dir_fd=self._run)
+            os.unlink(name, dir_fd=self._run)
         os.rmdir(self._run_name, dir_fd=self._staging)
         if note:
             os.unlink(self._note_name, dir_fd=self._staging)

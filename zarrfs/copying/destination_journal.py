@@ -27,7 +27,7 @@ from zarrfs.store.staging import RESERVED, lock, remove_abandoned
 STAGING, NOTE = os.fsencode(RESERVED), b"note"
 OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 DAMAGED = ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError  # raised by bad notes
-_ENDING = 2.0  # seconds: longer than the forked processes of a killed run, which also hold its lock, take to end
+_ENDING = 2.0  # seconds: longer than a killed run takes to release its lock
 _RUN = re.compile(r"[0-9a-f]{16}")  # names of staging directories of runs
 _LARGEST = 1 << 16  # maximum size of a journal, in bytes
 _CHANGING = 0.5  # seconds: longer than a run takes to overwrite its journal
@@ -109,7 +109,7 @@ def _last_change(staging: int, only: str | None) -> int:
             run = os.open(name, OPEN, dir_fd=staging)
             try:
                 found = max(found, os.fstat(run).st_ctime_ns)
-                for inner in os.listdir(f"/proc/self/fd/{run}"):  # files, and directories of its forked processes
+                for inner in os.listdir(f"/proc/self/fd/{run}"):
                     found = max(found, os.lstat(inner, dir_fd=run).st_ctime_ns)
             finally:
                 os.close(run)
@@ -151,16 +151,6 @@ def put(path: str, said: dict[str, Any]) -> None:
             os.close(note)
     finally:
         os.close(staging)
-
-
-def complete_listing(staging: int, mark: str, share: Share) -> list[Any] | None:
-    """Return the Listing, as a list, that a complete run of another share has divided; None without such a run.
-
-    `staging` is the descriptor of the staging directory. Raise OSError, or one of DAMAGED, if the journal of that
-    share cannot be read.
-    """
-    found = _of_share(staging, mark, name_of(share)).get("listing")
-    return found if isinstance(found, list) else None
 
 
 def owned_by_a_share(staging: int, mark: str) -> bool:

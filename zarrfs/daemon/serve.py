@@ -25,10 +25,11 @@ from zarrfs.daemon.live_options import LiveOptions
 from zarrfs.daemon.refreshing import Refresher
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import MountError, reason_of
+from zarrfs.failures import log_suppressed
 from zarrfs.fuse import pagecache, sessionloop
 from zarrfs.fuse.operations import Operations
 from zarrfs.fuse.xattrs import Control
-from zarrfs.metrics import exporters, logs, process
+from zarrfs.metrics import logs, process
 from zarrfs.sources import open_plan
 from zarrfs.store.api import Store
 from zarrfs.system import fusemount, mounts
@@ -64,7 +65,6 @@ def serve(
     about = {"pid": os.getpid(), "source": plan.source, "kind": plan.kind, "writable": writable}
     announce = functools.partial(_announce, options, ready)
     operations = _operations(open_plan(plan, of_store), options, about, announce)
-    watch = exporters.Watch(exporters.exporter(options.metrics), mountpoint, about)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until _signals() handles them: they would leave a dead mount
     try:
         device_file = fusemount.attach(options.fsname or plan.source, mountpoint, options, kernel, writable)
@@ -85,7 +85,7 @@ def serve(
         refresher = Refresher(operations, plan, of_store, device)
         gc.collect()
         freeze_garbage_collector()
-        trio.run(_main, operations, refresher, mountpoint, options, watch)
+        trio.run(_main, operations, refresher, mountpoint, options)
     finally:
         pyfuse3.close(unmount=False)
 
@@ -147,7 +147,6 @@ def _announce(options: Options, ready: Callable[[], None]) -> None:
 
 async def _main(
     operations: Operations, refresher: Refresher, mountpoint: str, options: Options,
-    watch: exporters.Watch,
 ) -> None:  # fmt: skip
     live, began = LiveOptions(operations, refresher, options), time.monotonic()
     owner = _owner(options.owner)  # before the mount is announced, because a thread of the owner may end after that
@@ -159,7 +158,7 @@ async def _main(
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             nursery.start_soon(_widen, operations, mountpoint, options)
             operations.begin(operations.current, operations.current.get_ready)
-            nursery.start_soon(watch.run, operations.stats)
+            nursery.start_soon(log_suppressed)
             nursery.start_soon(notify.report_use, operations, refresher.source, mountpoint)
             nursery.start_soon(_unmount_when_idle, operations, live, mountpoint, refresher.device)
             if owner is not None:

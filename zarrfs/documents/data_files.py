@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from zarrfs.documents.compressed import is_tar
+
 _FORMATS = {  # first bytes: (name, function that makes a reference set of the file)
     b"\x89HDF\r\n\x1a\n": ("a NetCDF-4 or HDF5 file", "kerchunk.hdf.SingleHdf5ToZarr"),
     b"CDF\x01": ("a NetCDF-3 file", "kerchunk.netCDF3.NetCDF3ToZarr"),
@@ -25,4 +27,4 @@ def why_no_source(head: bytes) -> str | None:
         if head.startswith(magic):
             remedy = f"make a reference set of it with {maker}" if maker else "convert it: nccopy -k nc4"
             return f"is {name}, and no source: {remedy} (docs/reference-sets.md)"
-    return None
+    return "is a tar, and no source: extract it" if is_tar(head) else None

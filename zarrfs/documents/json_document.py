@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from typing import IO, Any, NamedTuple
 
-from zarrfs.documents.compressed import expanding, is_tar
+from zarrfs.documents.compressed import expanding
 from zarrfs.documents.document import Document
 from zarrfs.errors import SourceError
 
@@ -49,7 +49,6 @@ _OBJECT, _ARRAY, _COMMA = b"{[,"
 _CLOSING = {_OBJECT: ord("}"), _ARRAY: ord("]")}
 _EMPTY: dict[int, Callable[[], Any]] = {_OBJECT: dict, _ARRAY: list}
 DEPTH_MAX = 1024  # levels of nested objects and arrays: neither parser accepts more
-_TAR = 512  # bytes needed to recognise a tar
 
 
 class Slice(NamedTuple):
@@ -202,9 +201,6 @@ class _Reader:
             self._drop(len(self._text))
             self._more()
         self._drop(_matched(_BLANK, self._text, 0).end())
-        if is_tar(bytes(self._text[:_TAR])):
-            rule = "a tar that is compressed, which cannot be read in pieces: decompress it first"
-            raise SourceError(self._source, rule)
         if self._ended:
             yield Slice(None, self._load(bytes(self._text), 0))
             return

@@ -9,14 +9,13 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from zarrfs.archives.create import Progress, create
-from zarrfs.archives.dump_writer import MAIN
-from zarrfs.archives.pack_tree import CreateOptions
+from zarrfs.archives.create import create
+from zarrfs.archives.pack_tree import CreateOptions, Progress
 from zarrfs.errors import MountError, SourceError, UsageError, reason_of
 from zarrfs.jobs import records
 from zarrfs.jobs.records import Record
 from zarrfs.jobs.unstage import at, mount_of
-from zarrfs.references.output import DUMP, archive_form, compressor
+from zarrfs.references.output import archive_form, compressor
 from zarrfs.store.destination import placed, sync_file_system
 from zarrfs.store.upper import OPAQUE, Upper, hidden_name, reserved
 from zarrfs.system import mounts
@@ -92,20 +91,19 @@ def opened(dest: str | None, upper: str | None, merged: bool) -> Iterator[Tree]:
 
 def archive(
     tree: Tree, output: str, options: CreateOptions, replace: bool, progress: Progress, warn: Callable[[str], None],
-    begun: Callable[[], None],
 ) -> None:  # fmt: skip
-    """Write a tree as the archive `output`, which appears when it is complete. For `begun` and errors see create().
+    """Write a tree as the archive `output`, which appears when it is complete. Raises the errors of create().
 
     Raise UsageError if the archive or its blobs would be in the tree.
     """
     for name, path in (("--output", output), ("--blobs", options.blobs)):
         if path is not None and (source := holds(tree, path)) is not None:
             raise UsageError(f"{name} {path}: lies in {source}, which is to be archived")
-    form = archive_form(output, dumps=True)
-    options = dataclasses.replace(options, leave_out=_is_ours, dump=MAIN if form == DUMP else None)
+    form = archive_form(output)
+    options = dataclasses.replace(options, leave_out=_is_ours)
     with placed(output, "archive", replace) as place, open(place.new, "xb") as raw:
         with compressor(raw, form) as file:
-            create(tree.base, ["."], file, options, progress, warn, begun)
+            create(tree.base, ["."], file, options, progress, warn)
         raw.flush()
 
 

@@ -279,7 +279,7 @@ def _remove_written(record: Record, notify: Callable[[str], None]) -> None:
     from zarrfs.copying.destination_journal import forget, kept
     from zarrfs.copying.removal import remove_written
 
-    share = share_of(record.share or None, {})
+    share = share_of(record.share or None)
     note = record.note or kept(record.place, record.mark, share)  # from the journal if the copy was killed
     if note is not None and note != record.note:
         record.note = note

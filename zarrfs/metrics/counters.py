@@ -94,7 +94,7 @@ HOST_METRICS = (
     Metric("zarrfs_host_outage_seconds", ("outage", "seconds"), "For how long a server has been out."),
     Metric("zarrfs_host_outage_waiting", ("outage", "waiting"), "Requests of readers that wait for such a server."),
 )
-# the values at these paths are dicts by kind of blob source: url, database, dump, flux
+# the values at these paths are dicts by kind of blob source: url, flux
 PLACE_METRICS = (
     Metric("zarrfs_blobs_fetched_total", ("blobs_fetched",), "Blobs fetched, by kind of place; not of directories."),
     Metric("zarrfs_blob_fetched_bytes_total", ("blob_bytes_fetched",), "Bytes of them."),
@@ -105,10 +105,10 @@ LATENCY, LATENCY_HELP = "zarrfs_request_duration_seconds", "How long requests to
 # always 1, because the information is in the labels
 BUILD, BUILD_HELP = "zarrfs_build_info", "The version of the daemon; always 1."
 MOUNT, MOUNT_HELP = "zarrfs_mount_info", "The kind of the source; always 1."
-WRITTEN, WRITTEN_HELP = "zarrfs_written_timestamp_seconds", "When this file was written, since 1970."
+UP, UP_HELP = "zarrfs_up", "Whether the mount reports its counters."
 
 TEXTS = {
     **{metric.name: metric.help for metric in (*METRICS, *ERROR_METRICS, *HOST_METRICS, *PLACE_METRICS)},
     LATENCY: f"{LATENCY_HELP} A histogram.",
-    BUILD: BUILD_HELP, MOUNT: MOUNT_HELP, WRITTEN: WRITTEN_HELP,
+    BUILD: BUILD_HELP, MOUNT: MOUNT_HELP, UP: UP_HELP,
 }  # fmt: skip

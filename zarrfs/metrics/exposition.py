@@ -1,8 +1,8 @@
-"""Renderer of a mount's counters in the text exposition format of Prometheus (version 0.0.4)."""
+"""Renderer of the counters of mounts in the text exposition format of Prometheus (version 0.0.4)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from zarrfs.metrics.counters import (
@@ -16,63 +16,60 @@ from zarrfs.metrics.counters import (
     MOUNT,
     MOUNT_HELP,
     PLACE_METRICS,
-    WRITTEN,
-    WRITTEN_HELP,
+    UP,
+    UP_HELP,
     Metric,
 )
 from zarrfs.metrics.statistics import Statistics, timed
 
-TYPE = "text/plain; version=0.0.4; charset=utf-8"  # the Content-Type in HTTP
 
+def exposition(several: Sequence[Statistics], failed: Iterable[str] = ()) -> str:
+    """Render the metrics of mounts as text, except those that a mount does not count.
 
-def exposition(counted: Statistics, written: float | None = None) -> str:
-    """Render the metrics as text, except those that the mount does not count.
-
-    For a file, `written` is the time of writing, in seconds since 1970.
+    `failed` are the mount points of mounts that do not report counters.
     """
-    labels = {"mount": counted.mountpoint, "source": counted.source}
-    lines = [*_head(MOUNT, MOUNT_HELP), _sample(MOUNT, {**labels, "kind": counted.kind}, 1)]
-    version = counted.counters.get("version")
-    if isinstance(version, str):
-        lines += [*_head(BUILD, BUILD_HELP), _sample(BUILD, {**labels, "version": version}, 1)]
-    if written is not None:
-        lines += [*_head(WRITTEN, WRITTEN_HELP), _sample(WRITTEN, labels, written)]
+    up = [_sample(UP, {"mount": each.mountpoint}, 1) for each in several]
+    up += [_sample(UP, {"mount": mountpoint}, 0) for mountpoint in failed]
+    lines = [
+        *_metric(UP, UP_HELP, up),
+        *_metric(MOUNT, MOUNT_HELP, [_sample(MOUNT, {**_labels(each), "kind": each.kind}, 1) for each in several]),
+        *_metric(BUILD, BUILD_HELP, [
+            _sample(BUILD, {**_labels(each), "version": str(each.counters.get("version"))}, 1) for each in several
+        ]),
+    ]  # fmt: skip
     for metric in METRICS:
-        value = counted.number(*metric.path)
-        if value is not None:
-            lines += _head(metric.name, metric.help)
-            lines.append(_sample(metric.name, labels, value))
-    for metric in HOST_METRICS:
-        hosts = {host: ("remote", "hosts", host, *metric.path) for host in _remote(counted).get("hosts", {})}
-        lines += _of_each(metric, counted, labels, "host", hosts)
-    for label, metrics in ("place", PLACE_METRICS), ("errno", ERROR_METRICS):
+        values = [(each, each.number(*metric.path)) for each in several]
+        samples = [_sample(metric.name, _labels(each), value) for each, value in values if value is not None]
+        lines += _metric(metric.name, metric.help, samples)
+    for label, metrics in ("host", HOST_METRICS), ("place", PLACE_METRICS), ("errno", ERROR_METRICS):
         for metric in metrics:
-            kinds = {kind: (*metric.path, kind) for kind in counted.counters.get(metric.path[0], {})}
-            lines += _of_each(metric, counted, labels, label, kinds)
-    lines += _latency(counted, labels)
+            samples = [sample for each in several for sample in _of_each(metric, each, label)]
+            lines += _metric(metric.name, metric.help, samples)
+    lines += _metric(LATENCY, LATENCY_HELP, [line for each in several for line in _latency(each)], "histogram")
     return "".join(f"{line}\n" for line in lines)
 
 
-def _of_each(
-    metric: Metric, counted: Statistics, labels: dict[str, str], label: str, paths: dict[str, tuple[str, ...]]
-) -> Iterator[str]:
-    """Yield the lines of a metric with one more label: `paths` maps each value of `label` to the path of a counter."""
-    samples = []
+def _labels(counted: Statistics) -> dict[str, str]:
+    return {"mount": counted.mountpoint, "source": counted.source}
+
+
+def _of_each(metric: Metric, counted: Statistics, label: str) -> Iterator[str]:
+    """Yield the samples of a metric with one more label: a server, or a key of the dict at the metric's path."""
+    if label == "host":
+        paths = {host: ("remote", "hosts", host, *metric.path) for host in _remote(counted).get("hosts", {})}
+    else:
+        paths = {kind: (*metric.path, kind) for kind in counted.counters.get(metric.path[0], {})}
     for each, path in paths.items():
         value = counted.number(*path)
         if value is not None:
-            samples.append(_sample(metric.name, {**labels, label: each}, value))
-    if samples:
-        yield from _head(metric.name, metric.help)
-        yield from samples
+            yield _sample(metric.name, {**_labels(counted), label: each}, value)
 
 
-def _latency(counted: Statistics, labels: dict[str, str]) -> Iterator[str]:
+def _latency(counted: Statistics) -> Iterator[str]:
     buckets: list[tuple[float, int]] = _remote(counted).get("latency_histogram", [])
-    total, count = counted.number("remote", "latency_sum"), timed(counted)
+    total, count, labels = counted.number("remote", "latency_sum"), timed(counted), _labels(counted)
     if not buckets or total is None or count is None:
         return
-    yield from _head(LATENCY, LATENCY_HELP, "histogram")
     for bound, below in buckets:
         yield _sample(f"{LATENCY}_bucket", {**labels, "le": repr(float(bound))}, below)
     yield _sample(f"{LATENCY}_bucket", {**labels, "le": "+Inf"}, count)
@@ -85,9 +82,10 @@ def _remote(counted: Statistics) -> dict[str, Any]:
     return counted.counters.get("remote") or {}
 
 
-def _head(name: str, text: str, kind: str = "") -> Iterable[str]:
+def _metric(name: str, text: str, samples: Sequence[str], kind: str = "") -> list[str]:
+    """Return the lines of a metric: the format wants all of its samples together."""
     kind = kind or ("counter" if name.endswith("_total") else "gauge")
-    return f"# HELP {name} {text}", f"# TYPE {name} {kind}"
+    return [f"# HELP {name} {text}", f"# TYPE {name} {kind}", *samples] if samples else []
 
 
 def _sample(name: str, labels: dict[str, str], value: float) -> str:

@@ -2,7 +2,7 @@
 
 Lines go through a bounded queue to a thread, so that code that logs never waits for a hanging disk, a full pipe or a
 slow syslog. Lines that do not fit into the queue or cannot be written are lost; their number is counted and logged. A
-line is text for users or a JSON object, without secrets and control characters.
+line is text for users, without secrets and control characters.
 
 Sources: systemd's "Native Journal Protocol", sd-daemon(3) for levels on stderr, syslog(3) and RFC 3164.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import queue
@@ -64,22 +63,6 @@ def body(record: logging.LogRecord) -> str:
     return message(record) + _traceback(record)
 
 
-def json_line(record: logging.LogRecord, about: Mapping[str, str]) -> str:
-    """Return a record as a JSON object in one line.
-
-    Its keys are time (RFC 3339, UTC), level, message, pid, those of `about` (the mount) and of facts(), and traceback
-    if the record has one.
-    """
-    when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-    found: dict[str, Any] = {
-        "time": f"{when}.{int(record.msecs):03}Z", "level": record.levelname.lower(), "message": message(record),
-        "pid": os.getpid(), **about, **facts(record),
-    }  # fmt: skip
-    if trace := _traceback(record):
-        found["traceback"] = trace.lstrip("\n")
-    return json.dumps(found)
-
-
 def _traceback(record: logging.LogRecord) -> str:
     if not record.exc_info or record.exc_info[0] is None:
         return ""
@@ -87,17 +70,10 @@ def _traceback(record: logging.LogRecord) -> str:
 
 
 class LogTarget:
-    """A destination of log lines: text, or JSON with the fields `about` of the mount.
+    """A destination of log lines.
 
     Only the thread of QueueingHandler calls send(). Any thread may call the other methods.
     """
-
-    def __init__(self, about: Mapping[str, str], as_json: bool, stamped: bool = False) -> None:
-        self.about, self._as_json, self._stamped = about, as_json, stamped
-
-    def text(self, record: logging.LogRecord) -> str:
-        """Return the line of a record, without the final line feed."""
-        return json_line(record, self.about) if self._as_json else text_line(record, self._stamped)
 
     def line(self, record: logging.LogRecord) -> bytes:
         """Return a record as the bytes that send() takes. Must not block."""
@@ -114,14 +90,13 @@ class LogTarget:
 class LogFile(LogTarget):
     """A log file, which is created again after it was moved away, for example by logrotate."""
 
-    def __init__(self, path: str, about: Mapping[str, str], as_json: bool) -> None:
-        super().__init__(about, as_json, stamped=True)
+    def __init__(self, path: str) -> None:
         self._path = path
         self._descriptor: int | None = None
         self._moved = self._torn = False
 
     def line(self, record: logging.LogRecord) -> bytes:
-        return self.text(record).encode(errors="backslashreplace") + b"\n"
+        return text_line(record, stamped=True).encode(errors="backslashreplace") + b"\n"
 
     def send(self, data: bytes) -> None:
         """Append a line. If a full disk cut the previous line short, end it first."""
@@ -156,12 +131,11 @@ class LogFile(LogTarget):
 class Stderr(LogTarget):
     """Standard error. With `levels`, for a service manager, lines begin with their level (sd-daemon(3))."""
 
-    def __init__(self, about: Mapping[str, str], as_json: bool, levels: bool) -> None:
-        super().__init__(about, as_json)
+    def __init__(self, levels: bool) -> None:
         self._levels = levels
 
     def line(self, record: logging.LogRecord) -> bytes:
-        lines = self.text(record).split("\n")
+        lines = text_line(record).split("\n")
         level = f"<{priority(record)}>" if self._levels else ""
         return "".join(f"{level}{line}\n" for line in lines).encode(errors="backslashreplace")
 
@@ -176,15 +150,14 @@ class Stderr(LogTarget):
 class Journal(LogTarget):
     """The journal, in its native protocol. The facts of a failure are fields (ZARRFS_KEY, ZARRFS_URL, ...)."""
 
-    def __init__(self, path: str, about: Mapping[str, str], as_json: bool) -> None:
-        super().__init__(about, as_json)
-        self._path = path
+    def __init__(self, path: str, about: Mapping[str, str]) -> None:
+        """`about`: fields about the mount in each entry."""
+        self._path, self._about = path, about
         self._socket: socket.socket | None = None
 
     def line(self, record: logging.LogRecord) -> bytes:
-        text = self.text(record) if self._as_json else body(record)
-        fields = {"MESSAGE": text, "PRIORITY": str(priority(record)), "SYSLOG_IDENTIFIER": NAME}
-        for name, value in {**self.about, **facts(record)}.items():
+        fields = {"MESSAGE": body(record), "PRIORITY": str(priority(record)), "SYSLOG_IDENTIFIER": NAME}
+        for name, value in {**self._about, **facts(record)}.items():
             fields[f"ZARRFS_{name.upper()}"] = str(value)
         return b"".join(_field(name, value) for name, value in fields.items())
 
@@ -197,15 +170,13 @@ class Journal(LogTarget):
 class Syslog(LogTarget):
     """The socket of syslog(3), with datagrams, or with a stream if it does not accept datagrams."""
 
-    def __init__(self, path: str, about: Mapping[str, str], as_json: bool) -> None:
-        super().__init__(about, as_json)
+    def __init__(self, path: str) -> None:
         self._path = path
         self._socket: socket.socket | None = None
         self._end = b""
 
     def line(self, record: logging.LogRecord) -> bytes:
-        tag = f"{NAME}[{os.getpid()}]: " if self._as_json else ""  # text lines already begin with the tag
-        return f"<{_DAEMON | priority(record)}>{tag}{self.text(record)}".encode(errors="backslashreplace")
+        return f"<{_DAEMON | priority(record)}>{text_line(record)}".encode(errors="backslashreplace")
 
     def send(self, data: bytes) -> None:
         """Send a line. Reconnect if syslog was restarted."""
@@ -346,16 +317,15 @@ def note(options: Options) -> str:
 
 
 def _target(options: Options, foreground: bool, about: dict[str, str]) -> LogTarget | None:
-    as_json, journal = options.log_format == "json", os.path.exists(JOURNAL)
     if options.log_file is not None:
-        return LogFile(options.log_file, about, as_json)
+        return LogFile(options.log_file)
     to_journal = stderr_is_the_journal()
-    if journal and (to_journal or not foreground):
-        return Journal(JOURNAL, about, as_json)
+    if os.path.exists(JOURNAL) and (to_journal or not foreground):
+        return Journal(JOURNAL, about)
     if foreground:
-        return Stderr(about, as_json, levels=to_journal)
+        return Stderr(levels=to_journal)
     if os.path.exists(SYSLOG):
-        return Syslog(SYSLOG, about, as_json)
+        return Syslog(SYSLOG)
     return None
 
 

@@ -51,6 +51,18 @@ def statistics(path: str) -> Statistics:
     return Statistics(mountpoint, about["source"], about["kind"], about["pid"], time.monotonic(), counters)
 
 
+def statistics_of_all() -> tuple[list[Statistics], dict[str, str]]:
+    """Return the counters of all mounts of this machine, and why a mount does not report them, by mount point."""
+    found: list[Statistics] = []
+    failed: dict[str, str] = {}
+    for mountpoint in dict.fromkeys(each.mountpoint for each in mounts.mounts() if each.fstype == mounts.FSTYPE):
+        try:
+            found.append(statistics(mountpoint))
+        except MountError as exc:
+            failed[mountpoint] = str(exc)
+    return found, failed
+
+
 def timed(counted: Statistics) -> float | None:
     """Return the number of requests in the latency histogram; None if there is no histogram."""
     count = counted.number("remote", "latency_count")

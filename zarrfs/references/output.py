@@ -9,7 +9,6 @@ from typing import IO, Any, cast
 from zarrfs.errors import UsageError
 
 STDOUT = "-"
-DUMP = "tar"  # the format of a file archive with its blobs
 FORMATS = ("json", "json.gz", "json.zst", "json.xz", "json.bz2")
 # endings that the name of a file archive cannot have
 _PACKED = (".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".tzst", ".zip", ".7z", ".rar", ".cpio", ".zarr", ".parq")
@@ -20,14 +19,12 @@ def form_of_name(path: str) -> str | None:
     return next((form for form in FORMATS if path.lower().endswith(f".{form}")), None)
 
 
-def archive_form(path: str, dumps: bool = False) -> str:
-    """Return the format of a file archive called `path`: one of JSON, or "tar" if `dumps` are allowed.
+def archive_form(path: str) -> str:
+    """Return the format of a file archive called `path`: one of JSON.
 
     Raise UsageError if the name implies another format. Unlike the name of a set, the name of an archive need not
     contain "json": any name that ends in .gz, .zst, .xz or .bz2 means compressed JSON.
     """
-    if dumps and path.lower().endswith(".tar"):
-        return DUMP
     rest, ending = os.path.splitext(path.lower())
     compressed = ending if f"json{ending}" in FORMATS else ""
     packed = os.path.splitext(rest)[1] if compressed else ending

@@ -130,9 +130,6 @@ class ParquetStore(Store):
         problems = [f"{entry}: {rule}" for entry, rule in found.problems]
         return {"arrays": len(found.grids), "record_size": found.record_size, "problems": problems}
 
-    async def lists_same_sizes(self) -> bool:
-        return True
-
     async def lists(self, prefix: str) -> bool:
         return False  # a listing takes a request for each record file
 

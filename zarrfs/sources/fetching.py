@@ -11,12 +11,11 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from zarrfs.archives.dump_reader import document, run_remote, split_member
 from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import split_chain, without_secrets
 from zarrfs.documents.compilation import ReadingProgress
-from zarrfs.documents.compressed import is_compressed, is_tar
+from zarrfs.documents.compressed import is_compressed
 from zarrfs.documents.data_files import why_no_source
 from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetChanged, TargetMissing
 from zarrfs.net.responses import Entry, Fetched, System, too_large
@@ -29,7 +28,7 @@ if TYPE_CHECKING:  # importing these takes longer than everything else here
     from zarrfs.store.remotefiles import RemoteFiles
 
 T = TypeVar("T")
-Known = Callable[[str, bool], bool]
+Known = Callable[[str], bool]
 
 _PEEK = 4096  # bytes needed to recognise a document
 _SETTLED_NS = 3_000_000_000  # as in documents.document, but for servers with times in whole seconds
@@ -43,18 +42,16 @@ class FetchedDocument(NamedTuple):
     data: bytes | int | None  # bytes, or the descriptor of an unlinked file; None: not fetched, as the caller knows it
     mtime_ns: int | None  # if the server reports it
     stamp: str = ""  # identifies this version; "" if nothing does
-    dump: bool = False  # whether it is the archive in a tar of flux dump
 
 
 def read_document(
-    url: str, options: Options, directory: str | None = None, known: Known = lambda stamp, dump: False
+    url: str, options: Options, directory: str | None = None, known: Known = lambda stamp: False
 ) -> FetchedDocument | None:
     """Fetch the document at `url`. Return None if there is a store or no document. Raise SourceError.
 
-    A document is a file whose name ends in ".json" or whose first character is "{" or "[", a compressed file, or the
-    archive in a tar of flux dump. A large document is written to a file in `directory` (None: the system's temporary
-    directory). `known(stamp, dump)` returns whether the caller already has an index of this
-    version; the document is then not fetched. `dump`: the version is that of an archive in such a tar.
+    A document is a file whose name ends in ".json" or whose first character is "{" or "[", or a compressed
+    file. A large document is written to a file in `directory` (None: the system's temporary directory).
+    `known(stamp)` returns whether the caller already has an index of this version; the document is then not fetched.
     """
 
     async def read(files: RemoteFiles, url: str, options: Options) -> FetchedDocument | None:
@@ -119,7 +116,6 @@ async def _read_document(
 ) -> FetchedDocument | None:
     if url.partition("?")[0].endswith("/"):
         return None
-    url, member = split_member(url)
     system, path = await files.find(url)
     try:
         entry = await files.stat_at(system, path)
@@ -128,19 +124,14 @@ async def _read_document(
     if entry.directory:
         return None
     place = system.identity(path)  # has the endpoint: one URL may name objects at two of them
-    stamp, in_tar = _stamp(place, entry), _stamp(f"{place}#{member}", entry)
-    for version, dump in (stamp, False), (in_tar, True):
-        if version and known(version, dump):
-            return FetchedDocument(None, entry.mtime_ns, version, dump)
+    stamp = _stamp(place, entry)
+    if stamp and known(stamp):
+        return FetchedDocument(None, entry.mtime_ns, stamp)
     doubtful = options.type is None or (options.type == "references" and entry.html)
     if (doubtful or options.type == "archive") and not _name(url).endswith(".json"):
         if entry.html and options.type is None:
             return None
-        beginning = await _fetch(files, system, path, _PEEK)
-        start = bytes(beginning.data)
-        if is_tar(start):
-            in_tar = "" if differs(entry.tag, entry.size, beginning) else in_tar
-            return FetchedDocument(await _from_dump(files, url, member, options), entry.mtime_ns, in_tar, dump=True)
+        start = bytes((await _fetch(files, system, path, _PEEK)).data)
         if wrong := why_no_source(start):
             raise SourceError(without_secrets(url), wrong)
         json = start.lstrip()[:1] in (b"{", b"[")
@@ -153,12 +144,6 @@ async def _read_document(
     # The file may have been replaced since, and a proxy cache may answer HEAD with another version than GET.
     stamp = "" if differs(entry.tag, entry.size, whole) else stamp
     return FetchedDocument(bytes(whole.data), entry.mtime_ns, stamp)
-
-
-async def _from_dump(files: RemoteFiles, url: str, member: str, options: Options) -> bytes:
-    """Read the archive `member` of a dump tar."""
-    size = await files.size(url)
-    return await run_remote(document(size, member, without_secrets(url), options.document_limit), files, url, size)
 
 
 def _stamp(place: str, entry: Entry) -> str:

@@ -10,16 +10,13 @@ import os
 import sqlite3
 import time
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
 from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing, UsageError, reason_of
-from zarrfs.icechunk import files
 from zarrfs.icechunk.files import MAGIC
-from zarrfs.icechunk.flatbuffers import DamagedBuffer
 from zarrfs.icechunk.repository import REF_NAMES, Fetch, Selected, compile_snapshot, select
 from zarrfs.net.responses import System
 from zarrfs.sources.compile_lock import compiling
@@ -31,7 +28,6 @@ if TYPE_CHECKING:
     from zarrfs.store.remotefiles import RemoteFiles
 
 KIND = "icechunk"
-_COMPLETED = 64 << 20  # bytes of a repository file that shell completion reads
 _LAYOUT = 4  # version of the content of indexes that this module writes
 _MAIN = "refs/branch.main/ref.json"  # every repository of format 1 has it
 NO_REPOSITORY = "is no Icechunk repository: neither a repo file nor refs/branch.main/ref.json there"
@@ -76,23 +72,6 @@ def plan_local(path: str, options: Options) -> Plan:
         return await _indexed(found, place, selected, options, fetch)
 
     return run(path, options, plan)
-
-
-def local_refs(path: str, kind: str) -> list[str]:
-    """Return the names of the branches or tags (`kind`) of a local repository, sorted; [] if they cannot be read."""
-    try:
-        whole = _read(os.path.join(path, "repo"), _COMPLETED)
-        known = files.repository(files.payload(whole, files.REPOSITORY, _COMPLETED))
-        return sorted(known.branches if kind == "branch" else known.tags)
-    except DamagedBuffer:
-        return []
-    except OSError:
-        pass
-    try:
-        names = os.listdir(os.path.join(path, "refs"))
-    except OSError:
-        return []
-    return sorted(unquote(name.removeprefix(f"{kind}.")) for name in names if name.startswith(f"{kind}."))
 
 
 def _read(path: str, most: int) -> bytes:

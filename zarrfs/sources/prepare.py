@@ -23,13 +23,12 @@ from base64 import b64decode
 from collections.abc import Callable
 from typing import Any
 
-from zarrfs.archives.dump_reader import document, run_local, split_member
-from zarrfs.archives.source_kinds import DUMP, FLUX, helper_fault, is_flux
+from zarrfs.archives.source_kinds import FLUX, helper_fault, is_flux
 from zarrfs.config.options import TABLE, Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import parent, protocols
 from zarrfs.documents.compilation import Compilation, ReadingProgress
-from zarrfs.documents.compressed import is_tar, is_zip
+from zarrfs.documents.compressed import is_zip
 from zarrfs.documents.data_files import why_no_source
 from zarrfs.documents.document import Document
 from zarrfs.documents.json_document import JsonDocument
@@ -124,8 +123,7 @@ def _fetch_flux(source: str, options: Options) -> Document:
 
 
 def fetch_local(path: str, options: Options) -> Document | Plan:
-    """Open a local document, or plan a local zip file. `path` is absolute; for a tar it may end in #NAME."""
-    path, member = (path, "") if os.path.exists(path) else split_member(path)
+    """Open a local document, or plan a local zip file. `path` is absolute."""
     try:
         with open(path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())
@@ -142,28 +140,7 @@ def fetch_local(path: str, options: Options) -> Document | Plan:
 
         plan = plan_remote(f"zip://::file://{path}", options)  # it may hold a set in the Parquet layout
         return dataclasses.replace(plan, source=path, mtime_ns=status.st_mtime_ns)
-    if is_tar(head):
-        return _from_dump(path, data, member, options)
-    if member:
-        os.close(data)
-        raise SourceError(path, "is no tar of flux dump, which alone has archives with a #NAME")
     return Document(path, data, os.path.dirname(path) + "/", status.st_mtime_ns)
-
-
-def _from_dump(path: str, file: int, member: str, options: Options) -> Document:
-    """Read the archive `member` of the dump tar that is open as the descriptor `file`, and close `file`."""
-    with contextlib.closing(Document(f"{path}#{member}", file, "", None)) as tar:
-        stamp, blobs = tar.stamp() if tar.settled() else "", (path,)
-        known = IndexCache(options).recall(_note_stamp(stamp, _for_blobs(options, blobs))) if stamp else None
-        data = _member(path, file, member, options) if known is None else b""
-        return Document(path, data, "", os.fstat(file).st_mtime_ns, version=stamp, blobs=blobs, known=known)
-
-
-def _member(path: str, file: int, member: str, options: Options) -> bytes:
-    try:
-        return run_local(document(os.fstat(file).st_size, member, path, options.document_limit), file)
-    except OSError as exc:
-        raise SourceError(path, reason_of(exc)) from exc
 
 
 def fetch_remote(url: str, options: Options, deadline: float, until_compiled: contextlib.ExitStack) -> Document | Plan:
@@ -175,17 +152,14 @@ def fetch_remote(url: str, options: Options, deadline: float, until_compiled: co
     from zarrfs.sources.fetching import read_document
     from zarrfs.sources.zarrstore import plan_remote
 
-    cache, places = IndexCache(options), (DUMP + split_member(url)[0],)
+    cache = IndexCache(options)
     known: tuple[str, dict[str, str]] | None = None
 
-    def recalled(stamp: str, dump: bool) -> bool:
+    def recalled(stamp: str) -> bool:
         nonlocal known
-        key = _note_stamp(stamp, _for_blobs(options, places if dump else ()))
-        if dump:
-            known = cache.recall(key)
-        else:
-            waited = compiling(cache.lock_path(key), lambda: cache.recall(key), deadline, _waiting(url, options))
-            known = until_compiled.enter_context(waited)
+        key = _note_stamp(stamp, options)
+        waited = compiling(cache.lock_path(key), lambda: cache.recall(key), deadline, _waiting(url, options))
+        known = until_compiled.enter_context(waited)
         return known is not None
 
     found = read_document(url, options, cache.documents(), recalled) if options.type != "zarr" else None
@@ -193,11 +167,10 @@ def fetch_remote(url: str, options: Options, deadline: float, until_compiled: co
         return plan_remote(url, options)
     shown = without_secrets(url)
     origin = "" if url.startswith("memory:") else shown
-    blobs = places if found.dump else ()
     base = parent(url)
     if found.data is None:
-        return Document(shown, b"", base, found.mtime_ns, origin, found.stamp, blobs, known)
-    return Document(shown, found.data, base, found.mtime_ns, origin, found.stamp, blobs)
+        return Document(shown, b"", base, found.mtime_ns, origin, found.stamp, known=known)
+    return Document(shown, found.data, base, found.mtime_ns, origin, found.stamp)
 
 
 def compile_document(document: Document, options: Options, deadline: float) -> Plan:
@@ -264,7 +237,7 @@ def _waiting(source: str, options: Options) -> Callable[[str], None]:
 def _shape(options: Options) -> bytes:
     """Serialise all options that change an index or its warnings."""
     said = (
-        options.type, options.compat, bool(options.blobs),
+        options.type, bool(options.blobs),
     )  # fmt: skip
     return repr((INDEX_VERSION, *said)).encode()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 import enum
 import stat
-from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
+from collections.abc import AsyncIterator, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zarrfs.errors import InvalidKey, NameTooLong, NotFound, OutOfRange, ReadError, TargetChanged, TargetMissing
@@ -144,10 +144,6 @@ class Store(abc.ABC):
     knows_names: bool = False  # names are looked up and listed without a request to a server
     sizes_known: bool = False  # the sizes of all files are known without a request to a target
     links_cross_layers: bool = False  # open() resolves links within one layer only: resolve them first, with info()
-
-    async def lists_same_sizes(self) -> bool:
-        """Return whether listings report the same sizes in every process, whatever the process has read before."""
-        return False
 
     async def lists(self, prefix: str) -> bool:
         """Return whether list_dir() of a directory yields all existing names, without a request for each of them."""
@@ -308,20 +304,14 @@ class Part(NamedTuple):
     offset: int = 0
 
 
-class BlockingReader(abc.ABC):
-    """A reader of a store that needs no event loop: every method blocks, and runs in any thread or forked process.
+class BlockingReader:
+    """A reader of a store that needs no event loop: every method blocks, and runs in any thread.
 
     If `opens_files`, values are files. Otherwise they consist of parts: inline bytes, and ranges of blobs in local
     files.
     """
 
     opens_files: bool = False
-    serves_most: bool = True  # whether few values, if any, need the event loop
-    skip_warned: bool = False  # return None for a blob if a source failed to read it: the event loop then warns, once
-
-    @abc.abstractmethod
-    def entries(self, prefix: str) -> Iterator[Entry]:
-        """Yield all entries of a directory, in the order of list_dir(). Raise StoreError."""
 
     def open_file(self, key: str) -> int:
         """Open a value that is a file; the caller closes the descriptor. Raise StoreError or ReadError."""

@@ -36,7 +36,6 @@ from zarrfs.errors import (
 )
 from zarrfs.store.api import (
     BlockingReader,
-    Entry,
     Info,
     Kind,
     Usage,
@@ -120,9 +119,6 @@ class FileSystemStore(WritableStore, BlockingReader):
                 descriptor = await trio.to_thread.run_sync(self._open_value, key, path)
             return _LocalValue(key, descriptor)
 
-    async def lists_same_sizes(self) -> bool:
-        return True
-
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         path = _path_of_key(prefix, root=True)
         with answers(prefix):
@@ -138,18 +134,6 @@ class FileSystemStore(WritableStore, BlockingReader):
 
     def blocking(self) -> BlockingReader:
         return self
-
-    def entries(self, prefix: str) -> Iterator[Entry]:
-        with answers(prefix):
-            directory, names = self._open_directory(_path_of_key(prefix, root=True), "")
-        try:
-            for at in range(0, len(names), _PAGE):
-                with answers(prefix):
-                    page = self._look_at(directory, names[at : at + _PAGE], prefix)
-                for name, kind, size, mode, mtime_ns, target, held, *_ in page:
-                    yield name, kind.value, size, mode, mtime_ns, held, target, None
-        finally:
-            os.close(directory)
 
     def open_file(self, key: str) -> int:
         with answers(key):

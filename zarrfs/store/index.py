@@ -90,9 +90,6 @@ class IndexStore(Store):
         self._asking: SingleFlight[int] = SingleFlight()
         self._usage: Usage | None = None
 
-    async def lists_same_sizes(self) -> bool:
-        return True
-
     @property
     def meta(self) -> dict[str, str]:
         """The compiler's notes about the document."""
@@ -451,11 +448,6 @@ class _IndexValue(Value):
 class _IndexReader(BlockingReader):
     def __init__(self, store: IndexStore) -> None:
         self._store, self._targets = store, store._targets
-        self.serves_most = self._targets.has_whole and not self._targets.remote
-
-    def entries(self, prefix: str) -> Iterator[Entry]:
-        # also raises sqlite3.Error
-        yield from entries_of(self._store._db, self._store._directory(prefix), self._store.mtime_ns)
 
     def parts_in(self, prefix: str, names: Sequence[str]) -> dict[str, list[Part] | None]:
         found: dict[str, list[Part] | None] = {}
@@ -479,7 +471,7 @@ class _IndexReader(BlockingReader):
         return found
 
     def blob(self, url: str) -> memoryview | None:
-        return self._targets.whole(url, self.skip_warned)
+        return self._targets.whole(url)
 
 
 TARGET_MAX = 4095  # bytes of a symbolic link's target

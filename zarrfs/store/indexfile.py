@@ -279,20 +279,9 @@ class IndexWriter:
 
     # -- entries
 
-    def inline(
-        self,
-        key: str,
-        data: Buffer,
-        mode: int | None = None,
-        mtime_ns: int | None = None,
-        size: int | None = None,
-    ) -> None:
-        """Add a file with `data`, and zeros after it up to `size`."""
-        ref, held = self._value(data), len(data)
-        if size is None or size <= held:
-            self._add(key, Kind.FILE, held, mode, mtime_ns, ContentKind.INLINE, ref)
-        else:
-            self._add(key, Kind.FILE, size, mode, mtime_ns, ContentKind.INLINE, ref, held)
+    def inline(self, key: str, data: Buffer, mode: int | None = None, mtime_ns: int | None = None) -> None:
+        """Add a file with `data`."""
+        self._add(key, Kind.FILE, len(data), mode, mtime_ns, ContentKind.INLINE, self._value(data))
 
     def broken(self, key: str, reason: str) -> None:
         """Add a file whose entry breaks a rule: it is listed and has attributes, and reading it fails with `reason`.

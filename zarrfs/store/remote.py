@@ -87,9 +87,6 @@ class FsspecStore(Store):
             return Info("", Kind.DIRECTORY)
         return self._info(key, await self._known(key, sized=sized))
 
-    async def lists_same_sizes(self) -> bool:
-        return await self.is_flat()  # buckets list keys with sizes; web servers send some sizes on request only
-
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         listing = await self._list(prefix)
         if listing is None:

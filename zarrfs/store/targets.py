@@ -84,11 +84,10 @@ class TargetReader(abc.ABC):
     async def aclose(self) -> None:
         """Close descriptors, connections and threads."""
 
-    def whole(self, url: str, only_sound: bool = False) -> memoryview | None:
+    def whole(self, url: str) -> memoryview | None:
         """Return all bytes of a target, verified; None if only read() can do that.
 
-        Blocks; can be called in any thread. Raise as read(). With `only_sound`, also return None if a source that was
-        tried before has failed, so that read() logs the failure.
+        Blocks; can be called in any thread. Raise as read().
         """
         return None
 

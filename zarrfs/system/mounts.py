@@ -189,8 +189,8 @@ def _probe(mountpoints: Sequence[str], pipe: int) -> None:
 def unmount(mountpoint: str, lazy: bool = False) -> None:
     """Unmount, also dead mounts beneath. Raise MountError with the kernel's reason; for EBUSY, with the users.
 
-    A short request, such as one of `zarrfs top` or df, also makes a mount busy, so EBUSY is retried for a second if no
-    process is found that uses the mount.
+    A short request, such as one of `zarrfs stats` or df, also makes a mount busy, so EBUSY is retried for a second if
+    no process is found that uses the mount.
     """
     before, pause = mount_at(mountpoint), 0.01
     deadline = 0.0

@@ -11,16 +11,12 @@ from zarrfs.cli.common import SETTINGS, process_options
 COMMANDS = {
     "create": ("zarrfs.cli.archive.create", "Write files and directories to an archive."),
     "extract": ("zarrfs.cli.archive.extract", "Extract an archive to a directory."),
-    "list": ("zarrfs.cli.archive.list", "List the content of an archive."),
-    "verify": ("zarrfs.cli.archive.verify", "Read all of an archive, and verify the hash of every blob."),
-    "diff": ("zarrfs.cli.archive.diff", "Compare an archive with a directory, or with another archive."),
 }
 
 EPILOG = """\b
 Examples:
   zarrfs archive create -C /data -O job.json --blobs /srv/blobs input config.toml
   zarrfs archive extract job.json -C /scratch --blobs /srv/blobs
-  zarrfs archive verify job.json --blobs /srv/blobs
 \b
 ARCHIVE is a file archive (RFC 37) or a jobspec that carries one: a path, an fsspec URL, "-" for standard input, or
 what `zarrfs mount` takes as one."""
@@ -29,4 +25,4 @@ what `zarrfs mount` takes as one."""
 @click.group(cls=LazyGroup, table=COMMANDS, context_settings=SETTINGS, epilog=EPILOG)
 @process_options
 def archive() -> None:
-    """Work with file archives: create, extract, list, verify and compare them."""
+    """Work with file archives: create and extract them."""

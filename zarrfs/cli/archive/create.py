@@ -10,7 +10,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import click
 
@@ -18,13 +18,9 @@ from zarrfs.cli import common
 from zarrfs.config import options
 from zarrfs.errors import SourceError, UsageError, printable, reason_of
 
-if TYPE_CHECKING:
-    from zarrfs.archives.pack_tree import CreateOptions
-
 EPILOG = """\b
 Examples:
   zarrfs archive create -C /data -O job.json --blobs /srv/blobs input config.toml
-  zarrfs archive create -C /data -O job.tar input config.toml
   zarrfs archive create -O job.json.zst --inline --exclude '*.tmp' --exclude .git .
   find . -name '*.nc' -print0 | zarrfs archive create -0 --files-from - --blobs /srv/blobs -O nc.json
 \b
@@ -38,8 +34,8 @@ MiB, KB). What is in the document itself is UTF-8, or base64 if it is not text. 
 @click.option("-C", "--directory", "base", default=".", metavar="DIR", help="Change to DIR first.")
 @click.option(
     "-O", "--output", default="-", metavar="FILE",
-    help='Write the document here; compressed if the name ends in .gz, .zst, .xz or .bz2; with its blobs in one file '
-    'if it ends in .tar; "-" (the default) is standard output.',
+    help='Write the document here; compressed if the name ends in .gz, .zst, .xz or .bz2; "-" '
+    '(the default) is standard output.',
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @click.option("--blobs", metavar="DIR", help="Write blobs to this directory, which is created if needed.")
@@ -56,7 +52,6 @@ MiB, KB). What is in the document itself is UTF-8, or base64 if it is not text. 
     "--hash", "algorithm", type=common.Choice(("sha1", "sha256")), default="sha1", show_default=True,
     help="Hash that names blobs.",
 )  # fmt: skip
-@click.option("--name", metavar="NAME", help="Name of the archive in a .tar (default: main).")
 @click.option("--dictionary", is_flag=True, help="Write an object of entries by path, not a list.")
 @click.option("--exclude", "excludes", multiple=True, metavar="GLOB", help="Leave out what matches GLOB.")
 @click.option("--files-from", "listed", metavar="FILE", help='Take PATHs from FILE, one a line; "-": standard input.')
@@ -66,7 +61,6 @@ MiB, KB). What is in the document itself is UTF-8, or base64 if it is not text. 
     help="Leave out what no archive can hold, with a warning: fifos, sockets, devices, names that are not UTF-8.",
 )  # fmt: skip
 @click.option("--sync", is_flag=True, help="Sync all files to the disk before the command ends.")
-@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Processes that read (default: CPUs, up to 8).")
 @common.option_items
 @common.process_options
 def create(
@@ -93,9 +87,9 @@ def create(
 
 
 def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict[str, Any]) -> None:
-    from zarrfs.archives.create import Progress, expect
     from zarrfs.archives.create import create as write
-    from zarrfs.archives.pack_tree import CreateOptions
+    from zarrfs.archives.create import expect
+    from zarrfs.archives.pack_tree import CreateOptions, Progress
     from zarrfs.cli import meter
     from zarrfs.system.terminal import shows_progress
 
@@ -108,16 +102,13 @@ def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict
             common.say(f"warning: {printable(text)}")
 
     base = given.pop("base")
-    making = CreateOptions(leave_out=_leftover_test(output, base), dump=_dump(output, given.pop("name")), **given)
+    making = CreateOptions(leave_out=_leftover_test(output, base), **given)
     making.check()
-    with blob_directory(making.blobs), _opened(output, force, making) as (file, own), contextlib.ExitStack() as stack:
-
-        def begun() -> None:
+    with blob_directory(making.blobs), _opened(output, force) as (file, own):
+        if shows_progress() and not quiet:
             threading.Thread(target=expect, args=(base, paths, making, progress), daemon=True).start()
-            stack.enter_context(meter.displayed(meter.of(progress), quiet))
-
-        shows = shows_progress() and not quiet
-        write(base, paths, file, dataclasses.replace(making, own=own), progress, warn, begun if shows else None)
+        with meter.displayed(meter.of(progress), quiet):
+            write(base, paths, file, dataclasses.replace(making, own=own), progress, warn)
 
 
 def _directory(blobs: str) -> str:
@@ -147,7 +138,7 @@ def _listed(path: str, null: bool) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _opened(output: str, force: bool, making: CreateOptions) -> Iterator[tuple[IO[bytes], frozenset[tuple[int, int]]]]:
+def _opened(output: str, force: bool) -> Iterator[tuple[IO[bytes], frozenset[tuple[int, int]]]]:
     """Yield the output file, and (device, inode) of each file that belongs to the output and must not be archived."""
     from zarrfs.references.output import STDOUT, archive_form, compressor
     from zarrfs.store.destination import placed
@@ -162,25 +153,11 @@ def _opened(output: str, force: bool, making: CreateOptions) -> Iterator[tuple[I
         except OSError as exc:
             raise SourceError("standard output", f"cannot be written: {reason_of(exc)}") from exc
         return
-    form = archive_form(output, dumps=True)
-    # a tar contains blobs, which are not synced without --sync; but sync a tar before it replaces another file
-    sync = making.sync or making.dump is None or os.path.lexists(output)
-    with placed(output, "archive", force, sync) as place, open(place.new, "xb") as raw:
+    form = archive_form(output)
+    with placed(output, "archive", force) as place, open(place.new, "xb") as raw:
         with compressor(raw, form) as file:
             yield file, _identities(*place.own)
         raw.flush()
-
-
-def _dump(output: str, name: str | None) -> str | None:
-    """Return the name of the archive in the tar; None without a tar, for which --name is a UsageError."""
-    from zarrfs.archives.dump_writer import MAIN
-    from zarrfs.references.output import DUMP, archive_form
-
-    if archive_form(output, dumps=True) == DUMP:
-        return MAIN if name is None else name
-    if name is not None:
-        raise UsageError(f"--name {name}: only an archive in a tar has a name: give --output FILE.tar")
-    return None
 
 
 def _identities(*places: str | int) -> frozenset[tuple[int, int]]:

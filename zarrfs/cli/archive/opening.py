@@ -36,20 +36,18 @@ def run_on_archive(
     """
 
     async def on_store(store: Store, plan: Plan) -> T:
-        return await body(archive(store, plan), plan)
+        await check_archive(store, plan)
+        return await body(store, plan)
 
     with orderly_end(), given(source) as path:
         return common.run_on_store(path, parsed, on_store, in_child, reads, ("zarrfs.archives.blob_reader", *takes))
 
 
-def archive(store: Store, plan: Plan) -> Store:
-    """Return `store` if it is an archive. Raise SourceError if it is another kind of source."""
-    reader = store.blocking() if plan.index is not None else None
+async def check_archive(store: Store, plan: Plan) -> None:
+    """Raise SourceError for a source of another kind."""
     # {} is detected as a reference set, but may as well be an empty archive
-    empty = reader is not None and next(reader.entries(""), None) is None
-    if reader is None or (plan.kind != "archive" and not empty):
+    if plan.kind != "archive" and (plan.kind != "references" or await anext(store.list_dir(""), None) is not None):
         raise SourceError(plan.source, "is not a file archive; `zarrfs stage --copy` copies other sources")
-    return store
 
 
 @contextlib.contextmanager
