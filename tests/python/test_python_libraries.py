@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
+import os
 import pickle
 import shutil
 import tomllib
@@ -18,8 +18,6 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
-from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteRequest
-from zarr.core.buffer import default_buffer_prototype
 
 import zarrfs
 from zarrfs.python.filesystem import ZarrfsFileSystem
@@ -61,45 +59,73 @@ def wanted(place: Path) -> xr.Dataset:
 
 
 @pytest.fixture(scope="module")
-def store(place: Path) -> Iterator[Any]:
-    with zarrfs.zarr_store(place / "set.json") as store:
-        yield store
-
-
-@pytest.fixture(scope="module")
 def files(place: Path) -> Iterator[ZarrfsFileSystem]:
     files = fsspec.filesystem("zarrfs", source=str(place / "set.json"))
     yield files
     files.close()
 
 
-def test_xarray_reads_the_same_by_threads_and_by_processes(store: Any, place: Path, wanted: xr.Dataset) -> None:
-    dataset = xr.open_zarr(store, consolidated=False)
+def test_xarray_reads_the_same_by_threads_and_by_processes(place: Path, wanted: xr.Dataset) -> None:
+    dataset = xr.open_zarr(f"zarrfs://::{place}/set.json", consolidated=False)
     assert dataset.identical(wanted)
     with dask.config.set(scheduler="threads", num_workers=4):
         assert dataset.compute().identical(wanted)
-    through_fsspec = xr.open_zarr(f"zarrfs://::{place}/set.json", consolidated=False)
     with dask.config.set({"scheduler": "processes", "num_workers": 1, "multiprocessing.context": "spawn"}):
-        assert xr.merge([dataset.t2m, through_fsspec.t2m.rename("again")]).compute().again.equals(wanted.t2m)
+        assert dataset.t2m.compute().equals(wanted.t2m)
 
 
-def test_a_group_is_listed_and_read(store: Any, place: Path, wanted: xr.Dataset) -> None:
-    first = wanted.isel(time=0)
-    for group in (
-        zarr.open_group(store, mode="r"), zarr.open_group(f"zarrfs://::{place}/set.json", mode="r"),
-    ):  # fmt: skip
-        assert sorted(group.array_keys()) == ["lat", "t2m"]
-        assert sorted(group["first"].array_keys()) == ["lat", "t2m"]  # type: ignore[union-attr]
-        assert (group["first/t2m"][:] == first.t2m.values).all()  # type: ignore[index,union-attr]
-    assert xr.open_zarr(store, group="first", consolidated=False).identical(first)
+def test_a_forked_process_gets_an_error(place: Path) -> None:
+    files = fsspec.filesystem("zarrfs", source=str(place / "set.json"))
+    file = files.open("/t2m/zarr.json")
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        for read in (file.read, lambda: files.cat_file("/zarr.json")):
+            try:
+                read()
+            except (zarrfs.UsageError, RuntimeError) as exc:
+                os.write(writer, str(exc).encode())
+        os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as output:
+        found = output.read()
+    assert b"was opened before a fork" in found
+    assert b"not fork-safe" in found
+    os.waitpid(pid, 0)
+
+
+def test_unpickled_file_systems_show_the_same_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "set.json").write_text('{"version": 1, "refs": {"a": "old"}}')
+    monkeypatch.chdir(tmp_path)
+    files = fsspec.filesystem("zarrfs", source="set.json", retries=3)
+    pickled = pickle.dumps(files)
+    monkeypatch.chdir("/")
+    copies = [pickle.loads(pickled) for _ in range(2)]
+    assert copies[0] is copies[1]  # a worker opens the source once
+    assert copies[0].cat_file("/a") == b"old"
+    copies[0].close()
+    (tmp_path / "set.json").write_text('{"version": 1, "refs": {"a": "newer"}}')
+    with pytest.raises(zarrfs.SourceError, match="has changed since"):
+        pickle.loads(pickled)
+    files.close()
+    with pytest.raises(zarrfs.UsageError, match="closed"):
+        files.cat_file("/a")
+
+
+def test_a_group_is_listed_and_read(place: Path, wanted: xr.Dataset) -> None:
+    first, source = wanted.isel(time=0), f"zarrfs://::{place}/set.json"
+    group = zarr.open_group(source, mode="r")
+    assert sorted(group.array_keys()) == ["lat", "t2m"]
+    assert sorted(group["first"].array_keys()) == ["lat", "t2m"]  # type: ignore[union-attr]
+    assert (group["first/t2m"][:] == first.t2m.values).all()  # type: ignore[index,union-attr]
+    assert xr.open_zarr(source, group="first", consolidated=False).identical(first)
 
 
 def test_an_unreadable_chunk_is_an_error_and_not_a_fill_value(place: Path) -> None:
-    for source in (zarrfs.zarr_store(place / "broken.json"), f"zarrfs://::{place}/broken.json"):
-        array = zarr.open_array(source, path="t2m", mode="r")
-        assert np.isfinite(array[1]).all()
-        with pytest.raises(zarrfs.ReadError, match=r"t2m/c/2/0/0.*no such file"):
-            array[2]
+    array = zarr.open_array(f"zarrfs://::{place}/broken.json", path="t2m", mode="r")
+    assert np.isfinite(array[1]).all()
+    with pytest.raises(zarrfs.ReadError, match=r"t2m/c/2/0/0.*no such file"):
+        array[2]
 
 
 @pytest.mark.parametrize("name", ["c/1/0/0", "c/1"])
@@ -112,11 +138,10 @@ def test_a_file_or_directory_in_the_way_of_a_chunk_is_an_error(place: Path, tmp_
     else:
         chunk.unlink()
         chunk.mkdir()
-    for source in (zarrfs.zarr_store(tmp_path / "x.zarr"), f"zarrfs://::{tmp_path}/x.zarr"):
-        array = zarr.open_array(source, path="t2m", mode="r")
-        assert np.isfinite(array[2]).all()
-        with pytest.raises(zarrfs.ReadError, match=rf"t2m/{name}: is (not )?a directory"):
-            array[1]
+    array = zarr.open_array(f"zarrfs://::{tmp_path}/x.zarr", path="t2m", mode="r")
+    assert np.isfinite(array[2]).all()
+    with pytest.raises(zarrfs.ReadError, match=rf"t2m/{name}: is (not )?a directory"):
+        array[1]
 
 
 @pytest.mark.parametrize("target", ["nowhere", "zarr.json/c", "../x/./nowhere/"])
@@ -129,10 +154,10 @@ def test_chunks_behind_a_dangling_link_are_errors_and_not_fill_values(tmp_path: 
         "y/zarr.json": document, "y/c": {"mode": 0o120777, "data": "../d"},
         "d/1": {"mode": 0o100644, "encoding": "utf-8", "data": "A"},
     }))  # fmt: skip
-    for source in (zarrfs.zarr_store(tmp_path / "a.json"), f"zarrfs://::{tmp_path}/a.json"):
-        with pytest.raises(zarrfs.ReadError, match=r"x/c/[01]: is, or lies behind, a symbolic link that"):
-            zarr.open_array(source, path="x", mode="r")[:]
-        assert zarr.open_array(source, path="y", mode="r")[:].tolist() == [7, 65]
+    source = f"zarrfs://::{tmp_path}/a.json"
+    with pytest.raises(zarrfs.ReadError, match=r"x/c/[01]: is, or lies behind, a symbolic link that"):
+        zarr.open_array(source, path="x", mode="r")[:]
+    assert zarr.open_array(source, path="y", mode="r")[:].tolist() == [7, 65]
 
 
 @pytest.mark.parametrize("form", ["archive", "directory"])
@@ -152,18 +177,6 @@ def test_directories_behind_links_are_listed_under_the_requested_path(form: str,
     source, options = (tmp_path / "a.json", {}) if form == "archive" else (tree, {"upperdir": str(upper)})
     below = ["x/back", "x/c/0", "x/c/1", "x/zarr.json", "zarr.json"]
 
-    async def check(store: Any) -> None:
-        names = "latest/zarr.json", "latest/x/c/1", "latest/none", "latest"
-        assert [await store.exists(name) for name in names] == [True, True, False, False]
-        assert await store.getsize("latest/x/c/1") == 1
-        assert sorted([key async for key in store.list_prefix("latest/x/c")]) == ["latest/x/c/0", "latest/x/c/1"]
-        assert sorted([name async for name in store.list_dir("latest")]) == ["x", "zarr.json"]
-        with pytest.raises(zarrfs.ReadError, match="gone: is, or lies behind, a symbolic link that leads nowhere"):
-            assert [name async for name in store.list_dir("gone")]
-
-    with zarrfs.zarr_store(source, **options) as store:
-        assert [*zarr.open_group(store, path="latest", mode="r").array_keys()] == ["x"]
-        asyncio.run(check(store))
     listed = fsspec.filesystem("zarrfs", source=str(source), **options)
     assert sorted(listed.ls("/latest", detail=False)) == ["/latest/x", "/latest/zarr.json"]
     assert listed.info("/latest/x/c/1")["size"] == 1
@@ -174,39 +187,6 @@ def test_directories_behind_links_are_listed_under_the_requested_path(form: str,
     listed.get("/latest/x/c", str(tmp_path / "copy"), recursive=True)
     assert (tmp_path / "copy/1").read_bytes() == b"B"
     listed.close()
-
-
-def test_the_store_has_the_methods_of_a_zarr_store(store: Any, place: Path) -> None:
-    prototype = default_buffer_prototype()
-    data = (place / "x.zarr/zarr.json").read_bytes()
-
-    async def check() -> None:
-        async def get(key: str, wanted: Any = None) -> bytes | None:
-            found = await store.get(key, prototype, wanted)
-            return None if found is None else found.to_bytes()
-
-        assert await get("zarr.json") == data
-        assert await get("zarr.json", RangeByteRequest(2, 9)) == data[2:9]
-        assert await get("zarr.json", OffsetByteRequest(3)) == data[3:]
-        assert await get("zarr.json", SuffixByteRequest(4)) == data[-4:]
-        assert [await get(key) for key in ("none", "t2m/none", "zarr.json/zarr.json", "t2m/c/.zgroup")] == [None] * 4
-        parts = await store.get_partial_values(prototype, [("zarr.json", RangeByteRequest(0, 1)), ("none", None)])
-        assert [part and part.to_bytes() for part in parts] == [data[:1], None]
-        assert [await store.exists(key) for key in ("zarr.json", "t2m", "none")] == [True, False, False]
-        assert await store.getsize("zarr.json") == len(data)
-        files = [str(path.relative_to(place / "x.zarr")) for path in (place / "x.zarr").rglob("*") if path.is_file()]
-        assert sorted([key async for key in store.list()]) == sorted(files)
-        assert sorted([key async for key in store.list_prefix("t2m/c/1/")]) == ["t2m/c/1/0/0", "t2m/c/1/1/0"]
-        assert sorted([name async for name in store.list_dir("t2m")]) == ["c", "zarr.json"]
-        assert [name async for name in store.list_dir("none")] == []
-        with pytest.raises(ValueError, match="read-only"):
-            await store.delete("zarr.json")
-
-    asyncio.run(check())
-    assert pickle.loads(pickle.dumps(store)) == store
-    assert store.with_read_only(True) == store
-    with pytest.raises(ValueError, match="read-only"):
-        store.with_read_only(False)
 
 
 def test_fsspec_lists_and_reads_the_files(files: ZarrfsFileSystem, place: Path, tmp_path: Path) -> None:
@@ -309,8 +289,6 @@ def test_chained_urls_are_opened(place: Path, wanted: xr.Dataset) -> None:
     options = {"retries": 3, "zip": {"allowZip64": True}}
     files, path = fsspec.url_to_fs(f"zarrfs://t2m::zip://::file://{place}/x.zip", **options)
     assert (path, files.ls(path, detail=False)) == ("/t2m", ["/t2m/c", "/t2m/zarr.json"])
-    assert files.handle.opened().options.storage == {"zip": {"allowZip64": True}}
-    assert files.handle.opened().options.retries == 3
     dataset = xr.open_zarr(f"zarrfs://::{place}/x.zarr", consolidated=False, storage_options={"memory_limit": "64MiB"})
     assert dataset.identical(wanted)
 

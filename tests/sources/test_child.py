@@ -147,8 +147,7 @@ import fsspec, zarrfs
 for refs in {"a": "inline"}, {"a": ["{{ 3 ** (10 ** 9) % 7 }}", 0, 1]}:
     fsspec.filesystem("memory").pipe("/set.json", json.dumps({"version": 1, "refs": refs}).encode())
     try:
-        with zarrfs.open_store("memory://set.json") as store:
-            print(store["a"])
+        print(fsspec.filesystem("zarrfs", source="memory://set.json").cat_file("a"))
     except zarrfs.errors.SourceError as exc:
         print(exc)
 """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import io
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -13,6 +15,8 @@ import trio
 import zarr
 from hypothesis import strategies as st
 
+from zarrfs.config.options import Options
+from zarrfs.sources import open_source
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.views.arrays import ArraysView
 
@@ -105,3 +109,17 @@ def with_view(path: Path, use: Callable[[ArraysView], Awaitable[None]], **more: 
             await use(view)
 
     trio.run(main)
+
+
+def read_array(source: Path | str, path: str = "", options: Options | None = None) -> Array:
+    """Read an array through view=arrays."""
+
+    async def main() -> bytes:
+        view = open_source(str(source), dataclasses.replace(options or Options(), view="arrays"))
+        try:
+            return bytes(await view.get(f"{path or 'array'}.npy"))
+        finally:
+            await view.aclose()
+
+    found: Array = np.load(io.BytesIO(trio.run(main)))
+    return found

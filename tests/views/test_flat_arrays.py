@@ -7,7 +7,6 @@ import io
 import json
 import os
 import tempfile
-import warnings
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -19,20 +18,17 @@ import trio.testing
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from zarr.dtype import VariableLengthBytes
 
-import zarrfs
 from tests.store.contract import listed
-from tests.views.arraystores import Array, Shape, flat_bytes, shapes, with_view, write
+from tests.views.arraystores import Array, Shape, flat_bytes, read_array, shapes, with_view, write
 from zarrfs.config.options import Options
-from zarrfs.errors import NotFound, ReadError
+from zarrfs.errors import ReadError
 from zarrfs.sources import open_source
 from zarrfs.store.api import Info, Value
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.system.buffers import Buffer
 from zarrfs.views import flat_arrays
 from zarrfs.views.arrays import ArraysView
-from zarrfs.views.reading import read_array
 
 RANGES = st.lists(st.tuples(st.integers(0, 40_000), st.integers(0, 6000)), max_size=8)
 
@@ -68,15 +64,6 @@ def test_any_range_of_any_array_has_the_right_bytes(how: Shape, ranges: list[tup
 
         with_view(Path(directory), check, budget=budget)
         with_view(Path(directory), check_raw, budget=budget, raw=True)
-
-
-@settings(max_examples=60, deadline=None)
-@given(shapes())
-def test_any_array_is_read_into_memory(how: Shape) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        items = stored(directory, how)
-        found = zarrfs.read_array(directory, "x")
-        assert (found.dtype, found.shape, found.tobytes()) == (items.dtype, items.shape, items.tobytes())
 
 
 @settings(max_examples=40, deadline=None)
@@ -213,8 +200,6 @@ def test_a_damaged_chunk_fails_alone(tmp_path: Path, compressors: str | None) ->
             assert bytes(await view.get("x.bin", at, 1024)) == items.tobytes()[at : at + 1024]
 
     with_view(tmp_path, check, raw=True)
-    with pytest.raises(ReadError, match=r"x/1\.0"):
-        zarrfs.read_array(str(tmp_path), "x")
 
 
 @pytest.mark.parametrize("damage", ["directory", "link"])
@@ -274,7 +259,7 @@ def test_shards_that_are_links_are_read(tmp_path: Path) -> None:
         elsewhere.write_bytes(data)
 
     with_view(tmp_path, check, raw=True)
-    assert (zarrfs.read_array(str(tmp_path), "x") == items).all()
+    assert (read_array(str(tmp_path), "x") == items).all()
 
 
 @pytest.mark.parametrize("how", ["plain", "compressed", "shards"])
@@ -296,7 +281,7 @@ def test_links_in_place_of_chunks_in_an_archive_are_followed(tmp_path: Path, how
         archive.append({"path": name, "mode": 0o100644, "encoding": "base64", "data": data})
     archive.append({"path": "c/1" if more else "1", "mode": 0o120777, "data": "0"})
     (tmp_path / "archive.json").write_text(json.dumps(archive))
-    assert zarrfs.read_array(tmp_path / "archive.json").tolist() == items.tolist()
+    assert read_array(tmp_path / "archive.json").tolist() == items.tolist()
 
     async def main() -> None:
         view = open_source(str(tmp_path / "archive.json"), Options(view="arrays", arrays="raw"))
@@ -419,27 +404,3 @@ def test_a_shard_that_changes_is_seen(tmp_path: Path) -> None:
     with_view(tmp_path, check, raw=True)
 
 
-def test_missing_arrays_are_not_found(tmp_path: Path) -> None:
-    plain(tmp_path, (64,), (32,))
-
-    async def main() -> None:
-        store = FileSystemStore(str(tmp_path))
-        for path in ("", "y", "x/0"):
-            with pytest.raises(NotFound):
-                await read_array(store, path)
-        (tmp_path / "x/.zarray").write_text("{")
-        with pytest.raises(ReadError, match="x"):
-            await read_array(store, "x")
-
-    trio.run(main)
-
-
-@pytest.mark.parametrize(("dtype", "empty"), [("str", ""), (VariableLengthBytes(), b"")])
-def test_texts_without_a_fill_value_are_empty(tmp_path: Path, dtype: Any, empty: str | bytes) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        array = zarr.create_array(str(tmp_path), name="x", shape=(4,), chunks=(2,), dtype=dtype, zarr_format=2)
-    array[:2] = [empty * 2, empty]
-    document = json.loads((tmp_path / "x/.zarray").read_text())
-    (tmp_path / "x/.zarray").write_text(json.dumps({**document, "fill_value": None}))
-    assert zarrfs.read_array(str(tmp_path), "x").tolist() == [empty] * 4

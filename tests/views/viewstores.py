@@ -77,10 +77,10 @@ def indexed(root: Path, tree: Tree, links: Mapping[str, str] = {}) -> IndexStore
 
 @asynccontextmanager
 async def viewed(
-    root: Path, tree: Tree, version: Literal[2, 3], index: bool = False, strict: bool = False
+    root: Path, tree: Tree, version: Literal[2, 3], index: bool = False
 ) -> AsyncIterator[TranslatedView]:
     """Open a view of `tree`, stored in a directory or in an index."""
     store: Store = indexed(root, tree) if index else FileSystemStore(str(written(root, tree)))
-    view = TranslatedView(store, version, strict)
+    view = TranslatedView(store, version)
     yield view
     await view.aclose()

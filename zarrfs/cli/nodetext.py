@@ -7,9 +7,8 @@ from typing import Any
 
 from zarrfs.config.values import human
 
-_HEADER = ("", "shape", "dtype", "chunks", "codecs", "shown", "initialised", "decoded", "stored", "ratio")
-_SHOWN = 5  # the column "shown", which is left out unless a view converts arrays
-_NUMBERS = 6  # columns from here on are numbers
+_HEADER = ("", "shape", "dtype", "chunks", "codecs", "initialised", "decoded", "stored", "ratio")
+_NUMBERS = 5  # columns from here on are numbers
 
 
 def table(nodes: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -17,14 +16,12 @@ def table(nodes: Sequence[dict[str, Any]]) -> Iterator[str]:
     if not nodes:
         return
     rows = [_HEADER, *(_row(node, nodes[0]["path"]) for node in nodes)]
-    hidden = None if any("shown" in node for node in nodes) else _SHOWN
     widths = [max(len(row[column]) for row in rows if len(row) > 2) for column in range(len(_HEADER))]
     widths[0] = max(len(row[0]) for row in rows)
     for row in rows if any("shape" in node for node in nodes) else rows[1:]:
         cells = (
             f"{cell:>{width}}" if column >= _NUMBERS else f"{cell:{width}}"
             for column, (cell, width) in enumerate(zip(row, widths, strict=False))
-            if column != hidden
         )
         yield "  ".join(cells).rstrip()
 
@@ -42,7 +39,6 @@ def _row(node: dict[str, Any], top: str) -> tuple[str, ...]:
         dtype(node["dtype"]),
         chunks(node),
         ",".join(codecs(node)),
-        node.get("shown", ""),
         initialised(node),
         size(node["logical_bytes"]),
         size(node.get("stored_bytes")),

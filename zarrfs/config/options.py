@@ -136,11 +136,6 @@ class Options:
         "source", "Views", "npy", words("npy", "raw"), "FORM",
         "With view=arrays: show an array as NAME.npy (npy), or as NAME.bin described by NAME.json (raw).",
     )
-    transcode: str = _option(
-        "source", "Views", "on", words("on", "off"), "WHAT",
-        "With view=v2 or v3: decode chunks that today's readers of that version cannot decode (on), or leave their "
-        "arrays out (off).",
-    )
     array_cache: int = _option(
         "fetch", "Views", 256 << 20, size, "SIZE",
         "With view=: keep up to SIZE of decoded chunks in memory. Raise it if the chunks that a "

@@ -21,6 +21,7 @@ OPTIONS: Mapping[str, str] = {
     "grid": "a listing shows the chunks that the server has, with one request for each",
     "links": "read-only Zarr stores and views follow symbolic links, other directories show them",
     "record": "nothing is recorded; set cache_dir= and read the keys once",
+    "transcode": "an array whose chunks readers cannot decode is left out of view=v2 and v3; view=arrays shows it",
     "strict": "a bad entry fails when it is read, and `zarrfs check` lists all of them",
     "warm": "set cache_dir= and read the keys once",
     "workers": "chunks are decoded by threads of one process; for more, let several mounts share one cache_dir=",

@@ -115,7 +115,6 @@ class NodeInfo:
 
     node: Node
     chunks: ChunkStatistics | None = None
-    form: tuple[str, str] | None = None  # Store.chunk_form() of an array in a view of another Zarr version
 
     def as_json(self) -> dict[str, Any]:
         """Return the node, ready for JSON. Sizes are in bytes; null means not known."""
@@ -127,8 +126,6 @@ class NodeInfo:
         about["generation"] = None if implied else metadata.generation
         if isinstance(metadata, ArrayMetadata):
             about |= _of_array(metadata)
-            if self.form is not None:
-                about |= {"shown": self.form[0], **({"because": self.form[1]} if self.form[1] else {})}
             if self.chunks is not None:
                 about |= _of_chunks(metadata, self.chunks)
         return about
@@ -158,7 +155,7 @@ async def survey(store: Store, found: Survey, key: str = "", count: bool = True,
 
     async with trio.open_nursery() as nursery:
         async for node in nodes_of(Hierarchy(store), key):
-            facts = NodeInfo(node, form=await store.chunk_form(node.path) if node.leaf else None)
+            facts = NodeInfo(node)
             found.nodes.append(facts)
             if count and isinstance(node.metadata, ArrayMetadata):
                 facts.chunks = ChunkStatistics(map=ChunkMap(node.metadata.grid) if maps else None)

@@ -1,4 +1,4 @@
-"""zarrfs as a library: blocking handles, arrays, mounts for a with block, stores for fsspec and zarr-python.
+"""zarrfs as a library: the protocol `zarrfs` of fsspec, and mounts for a with block.
 
-`import zarrfs` offers its functions. This room must not know commands and terminals.
+This room must not know commands and terminals.
 """

@@ -1,26 +1,55 @@
 """The protocol `zarrfs` of fsspec: the files of a source, read-only, without a mount.
 
-    fsspec.filesystem("zarrfs", source="combined.json")
+    xarray.open_zarr("zarrfs://::combined.json")
+    fsspec.filesystem("zarrfs", source="combined.json", retries=8)
     fsspec.open("zarrfs://t2m/0.0.0::combined.json")
+
+Options are those of `-o`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
+import functools
+import logging
 import os
-from collections.abc import Mapping
-from typing import Any, NoReturn
+import pickle
+import weakref
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, NoReturn, TypeVar
 
 from fsspec.asyn import AsyncFileSystem
 from fsspec.spec import AbstractBufferedFile
 
-from zarrfs.errors import InvalidKey, IsDirectory, NotDirectory, NotFound, ReadError, StoreError, UsageError
+from zarrfs.archives.source_kinds import absolute
+from zarrfs.config.effective import settings
+from zarrfs.config.keywords import as_items
+from zarrfs.config.options import TABLE, Options
+from zarrfs.config.redaction import without_secrets
+from zarrfs.config.values import is_url
+from zarrfs.documents.plan import Plan
+from zarrfs.errors import (
+    InvalidKey,
+    IsDirectory,
+    NotDirectory,
+    NotFound,
+    ReadError,
+    SourceError,
+    StoreError,
+    UsageError,
+)
 from zarrfs.python import background
-from zarrfs.python.handle import StoreHandle
+from zarrfs.sources import absolute_source, discard, fingerprint, open_plan, plan_source
 from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key, split_key
 from zarrfs.store.traversal import followed, get_followed, open_followed, resolve
 from zarrfs.zarr import DOCUMENTS
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _FSSPEC = ("use_listings_cache", "listings_expiry_time", "max_paths", "batch_size")  # options of AsyncFileSystem
 _PIECE = 4 << 20  # bytes per read of a download
@@ -30,28 +59,29 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
     """The files of a source. Names begin with "/"; the root is "".
 
     A missing file raises FileNotFoundError. A file that exists but cannot be read raises ReadError; it is never
-    reported as missing.
+    reported as missing. An unpickled instance opens the source again, and raises SourceError if its document has
+    changed since (directories, zip files, stores behind URLs and Parquet sets have no version to compare). A pickle
+    contains the options, and so credentials among them. In a forked process, open the source anew.
     """
 
     protocol = "zarrfs"
     root_marker = ""
     cachable = False  # an instance shows the source as of its opening, so a new one must open it again
-    handle: StoreHandle
     blocksize = 256 << 10  # bytes that an open file reads ahead; the store reads ahead on its own
 
     def __init__(
-        self, source: str | os.PathLike[str] | StoreHandle | None = None, fo: str | None = None,
+        self, source: str | os.PathLike[str] | None = None, fo: str | None = None,
         target_protocol: str | None = None, target_options: Mapping[str, Any] | None = None,
-        asynchronous: bool = False, loop: Any = None, **options: Any,
+        asynchronous: bool = False, loop: Any = None, version: str = "", items: Sequence[str] = (), **options: Any,
     ) -> None:  # fmt: skip
-        """Open `source`, or the rest of a URL chain after `zarrfs://::`; options are those of open_store()."""
+        """Open `source`, or the rest of a URL chain after `zarrfs://::`.
+
+        `version` and `items`, options as text, are those of a pickled instance. Raise SourceError or UsageError.
+        """
         super().__init__(
             asynchronous=asynchronous, loop=loop,
             **{name: options.pop(name) for name in _FSSPEC if name in options},
         )  # fmt: skip
-        if isinstance(source, StoreHandle):
-            self.handle = source
-            return
         if source is None and not fo and not (target_options or {}).get("fo"):
             raise UsageError("zarrfs: no source: give source=, or a URL such as zarrfs://::/data/set.json")
         if source is None:
@@ -59,7 +89,43 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
             given = options.get("storage_options") or {}
             if isinstance(given, Mapping) and (given or storage):
                 options["storage_options"] = {**storage, **given}
-        self.handle = StoreHandle(source, options)
+        self._items = (*items, *map(_absolute_item, as_items(options)))
+        found = settings(self._items, [os.fspath(source)])
+        plan = plan_source(found.sources[0], found.parsed.options)
+        try:
+            self.version = fingerprint(plan)
+            if version and self.version != version:
+                raise SourceError(plan.source, "has changed since this file system was opened; open it anew")
+            for warning in () if version else plan.warnings:
+                log.warning("%s: %s", plan.source, warning)
+            self._store: Store | None = background.call(_open, plan, found.parsed.options)
+        finally:
+            discard(plan)
+        named = found.sources[0] != os.fspath(source)  # a name of zarrfs.toml; its URL may contain secrets
+        self.source, self._pid = os.fspath(source) if named else absolute_source(os.fspath(source)), os.getpid()
+        self._close = weakref.finalize(self, _end, self._store, self._pid)
+        self._close.atexit = False
+
+    def close(self) -> None:
+        """Close the source."""
+        self._store = None
+        _shared.cache_clear()
+        self._close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        about = {"source": self.source, "version": self.version, "items": self._items}
+        return _unpickled, (pickle.dumps((type(self), about | {"asynchronous": self.asynchronous})),)
+
+    def submit(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> Future[T]:
+        """Start `function(store, *arguments)` on trio in the background."""
+        if self._store is None:
+            raise UsageError(f"{without_secrets(self.source)}: this file system is closed")
+        if self._pid != os.getpid():
+            raise UsageError(f"{without_secrets(self.source)}: was opened before a fork; open it anew")
+        return background.submit(function, self._store, *arguments)
+
+    async def _call(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        return await asyncio.wrap_future(self.submit(function, *arguments))
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
@@ -68,25 +134,18 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
         key = os.fspath(path).removeprefix("zarrfs://").strip("/")
         return f"/{key}" if key else ""
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (type(self), self.handle, self.storage_args, self.storage_options, self.asynchronous)
-
-    def close(self) -> None:
-        """Close the source."""
-        self.handle.close()
-
     # -- the methods that all other methods of fsspec call
 
     async def _info(self, path: str, **_more: Any) -> dict[str, Any]:
         key = _key(path)
         try:
-            return await self.handle.call_async(_described, key)
+            return await self._call(_described, key)
         except StoreError as exc:
             _raise(exc, path)
 
     async def _ls(self, path: str, detail: bool = True, **_more: Any) -> list[Any]:
         try:
-            found = await self.handle.call_async(_listed, _key(path))
+            found = await self._call(_listed, _key(path))
         except StoreError as exc:
             _raise(exc, path)
         return found if detail else [entry["name"] for entry in found]
@@ -102,10 +161,10 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
         key = _key(path)
         try:
             if (end or 0) < 0 or ((start or 0) < 0 and end is not None):
-                size: int = (await self.handle.call_async(_described, key))["size"]
+                size: int = (await self._call(_described, key))["size"]
                 start, end, _step = slice(start, end).indices(size)
             length = None if end is None else max(0, end - (start or 0))
-            return await self.handle.call_async(get_followed, key, start or 0, length)
+            return await self._call(get_followed, key, start or 0, length)
         # zarr takes IsADirectoryError and NotADirectoryError for a missing chunk, and returns fill values
         except IsDirectory as exc:
             raise ReadError(path, "is a directory") from exc
@@ -121,7 +180,7 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
             os.makedirs(lpath, exist_ok=True)
             return
         try:  # open once, to read one version even if the value is replaced meanwhile
-            value = await self.handle.call_async(open_followed, _key(rpath))
+            value = await self._call(open_followed, _key(rpath))
         except StoreError as exc:
             _raise(exc, rpath)
         at, size = 0, value.size
@@ -129,7 +188,7 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
             callback.set_size(size)
         with contextlib.closing(value), open(lpath, "wb") as file:  # noqa: ASYNC230  (as in all of fsspec)
             while at < size:
-                data = await self.handle.call_async(_read, value, at, _PIECE)
+                data = await self._call(_read, value, at, _PIECE)
                 if not data:
                     raise ReadError(rpath, f"ends at {at}, not at {size}")
                 file.write(data)
@@ -150,9 +209,9 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
         found: dict[str, Any] = super().to_dict(include_password=include_password)
         given = self.storage_args[0] if self.storage_args else self.storage_options.get("source")
         if isinstance(given, str | os.PathLike):
-            found |= {"args": [], "source": self.handle.source}
+            found |= {"args": [], "source": self.source}
         elif "fo" in found and found.get("target_protocol") in (None, "file", "local"):
-            found["fo"] = self.handle.source
+            found["fo"] = self.source
         return found
 
     def modified(self, path: str) -> Any:
@@ -192,32 +251,54 @@ class ZarrfsFile(AbstractBufferedFile):  # type: ignore[misc]
         self, fs: ZarrfsFileSystem, path: str, block_size: int, cache_options: dict[str, Any] | None, **more: Any
     ) -> None:
         try:
-            self._value = fs.handle.call(open_followed, _key(path))
+            self._value = fs.submit(open_followed, _key(path)).result()
         except StoreError as exc:
             _raise(exc, path)
-        self._generation = background.generation()
         more.pop("size", None)
         super().__init__(fs, path, "rb", block_size, cache_options=cache_options, size=self._value.size, **more)
 
     def _fetch_range(self, start: int, end: int) -> bytes:
-        if self._generation != background.generation():
-            raise UsageError(f"{self.path}: was opened before a fork; open it anew in the child process")
-        return self.fs.handle.call(_read, self._value, start, end - start)  # type: ignore[no-any-return]
+        return self.fs.submit(_read, self._value, start, end - start).result()  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """Close the file."""
-        if not self.closed and self._generation == background.generation():
+        if not self.closed:
             self._value.close()
         super().close()
 
 
-def _unpickled(
-    kind: type[ZarrfsFileSystem], handle: StoreHandle, arguments: tuple[Any, ...], options: dict[str, Any],
-    asynchronous: bool,
-) -> ZarrfsFileSystem:  # fmt: skip
-    found = kind(handle, asynchronous=asynchronous)
-    found.storage_args, found.storage_options = arguments, options  # fsspec makes other instances from these
+def _unpickled(about: bytes) -> ZarrfsFileSystem:
+    return _shared(os.getpid(), about)
+
+
+@functools.lru_cache(32)
+def _shared(_pid: int, about: bytes) -> ZarrfsFileSystem:
+    """Open a source once for all instances that a worker process gets, such as one with every task of dask."""
+    kind, options = pickle.loads(about)
+    found: ZarrfsFileSystem = kind(**options)
     return found
+
+
+def _end(store: Store, pid: int) -> None:
+    if pid == os.getpid():
+        background.submit(store.aclose)
+
+
+async def _open(plan: Plan, options: Options) -> Store:
+    return open_plan(plan, options)
+
+
+def _absolute_item(item: str) -> str:
+    """Return an item of -o with an absolute path, because an unpickled instance may have another working directory."""
+    name, equals, value = item.partition("=")
+    metavar = TABLE[name].metadata["metavar"] if name in TABLE and value else ""
+    if metavar in ("DIR", "FILE") and not is_url(value):
+        value = os.path.join(os.getcwd(), value)  # not abspath(): ".." may follow a link, and the parser resolves it
+    elif metavar == "PLACE":
+        value = absolute(value)
+    elif metavar == "URL" and "://" not in value:
+        value = absolute_source(value)
+    return f"{name}{equals}{value}"
 
 
 def _chained(

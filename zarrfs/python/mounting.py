@@ -34,7 +34,7 @@ def mounted(
     """Mount `source`, yield the path of its root, and unmount at the end of the block, even after an exception.
 
     Without `mountpoint`, a new directory in the temporary directory is used, which other users cannot enter (unless
-    allow_other=True), and which is removed at the end. Options are those of `zarrfs mount`, given as for open_store().
+    allow_other=True), and which is removed at the end. Options are those of `zarrfs mount`, given as keywords.
     Lines of the mount's log, such as the reason of a failed read, go to the logger "zarrfs.python.mounting".
 
     Raise UsageError, SourceError or MountError before the block if mounting fails. Files that are still open at the

@@ -230,16 +230,6 @@ class Store(abc.ABC):
         """
         return {}
 
-    async def chunk_form(self, key: str) -> tuple[str, str] | None:
-        """Return (form, reason): how a view of another Zarr version shows the chunks of the array `key`, and why.
-
-        Return None if `key` is no array, or the store is no such view. The reason is "" unless chunks are decoded.
-        """
-        return None
-
-    async def check(self) -> None:  # noqa: B027
-        """Examine every node that a view translates; raise ReadError for the first invalid or unsupported one."""
-
     async def about(self) -> dict[str, Any]:
         """Return the description of the source for `zarrfs info`, ready for JSON."""
         return {}

@@ -456,9 +456,6 @@ class Overlay(WritableStore):
     async def left_out(self, key: str) -> dict[str, str]:
         return {} if self.lower is None else await self.lower.left_out(key)
 
-    async def chunk_form(self, key: str) -> tuple[str, str] | None:
-        return None if self.lower is None else await self.lower.chunk_form(key)
-
     def adjust(self, options: Options) -> None:
         if self.lower is not None:
             self.lower.adjust(options)

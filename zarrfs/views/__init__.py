@@ -29,6 +29,4 @@ def open_view(store: Store, options: Options, source: str = "") -> Store:
         return NetCDFView(store, name_of(source), options.array_cache)
     from zarrfs.views.translated import TranslatedView
 
-    return TranslatedView(
-        store, 2 if options.view == "v2" else 3, decode=options.transcode == "on", budget=options.array_cache
-    )
+    return TranslatedView(store, 2 if options.view == "v2" else 3)

@@ -16,7 +16,7 @@ import trio
 
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import for_each
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, TargetChanged
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, TargetChanged
 from zarrfs.store.api import (
     Info,
     Kind,
@@ -24,7 +24,6 @@ from zarrfs.store.api import (
     Value,
     check_key,
     join_key,
-    keys_below,
     name_rule,
     split_key,
 )
@@ -71,13 +70,10 @@ class _ViewEntry(NamedTuple):
 class ArraysView(DecodedView):
     """A store of flat files. Arrays that no file can represent are left out with a warning."""
 
-    def __init__(self, store: Store, raw: bool, budget: int, strict: bool = False) -> None:
-        """`raw`: files without headers; `budget`: bytes of decoded chunks to cache.
-
-        `strict`: raise ReadError when an array that would be left out is looked up.
-        """
+    def __init__(self, store: Store, raw: bool, budget: int) -> None:
+        """`raw`: files without headers; `budget`: bytes of decoded chunks to cache."""
         super().__init__(store, FlatArrays(store, budget))
-        self._raw, self._strict = raw, strict
+        self._raw = raw
         self._suffixes = (".bin", ".json") if raw else (".json", ".npy")
         self._hierarchy = Hierarchy(store)
         self._entries: LRU[str, tuple[float, _ViewEntry]] = LRU(_ENTRIES)  # with the time of the lookup
@@ -151,10 +147,6 @@ class ArraysView(DecodedView):
     async def left_out(self, key: str) -> dict[str, str]:
         """Return why arrays at or below `key` are left out, by path, of those looked up so far."""
         return {path: why for path, why in self._left_out.items() if not key or f"{path}/".startswith(f"{key}/")}
-
-    async def check(self) -> None:
-        async for key in keys_below(self, ""):
-            await self._find(key)
 
     # -- keys
 
@@ -250,8 +242,6 @@ class ArraysView(DecodedView):
         return _ViewEntry(node, header, size)
 
     def _leave_out(self, node: Node, reason: str) -> None:
-        if self._strict:
-            raise ReadError(node.path or "/", f"view=arrays cannot show it: {reason}")
         if self._left_out.get(node.path) != reason:
             self._left_out[node.path] = reason
             log.warning("%s: left out of view=arrays: %s", node.path or "/", reason)

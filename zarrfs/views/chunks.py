@@ -66,12 +66,11 @@ class Chunks:
 
     def __init__(
         self, store: Store, node: Node, cache: DecodedCache, c_order: bool = False,
-        finish: Callable[[Array], Array] | None = None, notes: bool = True,
+        finish: Callable[[Array], Array] | None = None,
     ) -> None:  # fmt: skip
         """`node` is an array in `store`.
 
-        `finish` converts a decoded chunk before it is cached, in the thread that decodes. `notes`: remember the
-        versions of the stored values that are read, for unchanged().
+        `finish` converts a decoded chunk before it is cached, in the thread that decodes.
         """
         assert isinstance(node.metadata, ArrayMetadata)
         self.node, self.array = node, node.metadata
@@ -90,7 +89,6 @@ class Chunks:
         self._takes = self.size_of_chunk + KEPT + (self._sharding.index_length if self._sharding else 0)  # bytes
         self._external, self._ready = takes_child(self._stored), False
         self._token = next(_tokens)
-        self._notes = notes and not store.immutable
         self._read: dict[str, Hashable] = {}  # versions of stored values read so far, of a mutable store
 
     @property
@@ -113,11 +111,6 @@ class Chunks:
         index = self._index(number)
         return self._key(self._sharding.shard(index)[0] if self._sharding else index)
 
-    def place(self, number: int) -> tuple[slice, ...]:
-        """Return the part of the array that a chunk covers."""
-        extents = zip(self._grid.index(number), self.shape_of_chunk, self.shape, strict=True)
-        return tuple(slice(at * step, min((at + 1) * step, extent)) for at, step, extent in extents)
-
     def filled(self, shape: tuple[int, ...]) -> Array:
         """Return items of missing chunks: the fill value; without one, zeros, empty text, empty bytes or None."""
         if self.itemsize:
@@ -133,7 +126,9 @@ class Chunks:
     def kept(self, number: int) -> Decoded | None:
         """Return the chunk if it is cached and so fresh that it may be used without a request to the store."""
         found = self._cache.peek(self.id(number))
-        return found if found is None or self._store.immutable or found.is_fresh() else None
+        if found is None or self._store.immutable:
+            return found
+        return found if found.is_fresh() else None
 
     def coming(self, number: int) -> bool:
         """Return whether the chunk is cached or being decoded."""
@@ -141,34 +136,15 @@ class Chunks:
 
     async def get(self, number: int) -> Array | None:
         """Return the chunk in full chunk shape; None if missing. Raise ReadError if it cannot be read or decoded."""
-        return (await self.decoded(number)).value  # type: ignore[no-any-return]
-
-    async def decoded(self, number: int, version: Hashable = None) -> Decoded:
-        """Return the chunk as get() does, with the version of the stored value that it was decoded from.
-
-        If the cached chunk has another version than `version`, but the stored value has `version` now, the chunk is
-        decoded again.
-        """
         found = await self._fresh(self.id(number), self.key(number))
         if found is None:
             found = await self._cache.get(self.id(number), self._takes, lambda: self.load(number))
-        if version is not None and found.version != version and await self.version(number) == version:
-            self._cache.drop(self.id(number), found)
-            found = await self._cache.get(self.id(number), self._takes, lambda: self.load(number))
-        return found
+        return found.value  # type: ignore[no-any-return]
 
-    async def version(self, number: int) -> ChunkVersion | None:
-        """Return the version of the stored chunk, or of its shard, without a request for its size.
-
-        None if the size is not known without one, if there is no such value, or if the store is immutable.
-        """
-        found = await self._version(self.key(number))
-        return found if found is not None and _is_complete(found) else None
-
-    async def stored_at(self, number: int) -> StoredAt | None:
+    async def stored_at(self, index: tuple[int, ...]) -> StoredAt | None:
         """Return where an inner chunk is stored, by the index of its shard; None if missing. Raise ReadError."""
         assert self._sharding is not None
-        at, place = self._sharding.shard(self._index(number))
+        at, place = self._sharding.shard(index)
         key = self._key(at)
         for _ in range(_TRIES):
             found = await self._index_of(self._sharding, key)
@@ -306,7 +282,7 @@ class Chunks:
         return found
 
     def _note(self, key: str, version: Hashable) -> None:
-        if self._notes and len(self._read) < _NOTED:
+        if not self._store.immutable and len(self._read) < _NOTED:
             self._read.setdefault(key, version)
 
     async def _fresh(self, id: Hashable, key: str) -> Decoded | None:
@@ -368,7 +344,8 @@ class Chunks:
         raise ReadError(key, _CHANGES)
 
     async def _load_index(self, sharding: Sharding, key: str) -> Decoded:
-        now, found = trio.current_time(), await self._find(key)
+        now = trio.current_time()
+        found = await self._find(key)
         version = self._version_in(found)
         if found is None:
             return Decoded(None, KEPT, version, now)

@@ -43,7 +43,6 @@ class Node(NamedTuple):
     mtime_ns: int | None = None  # the latest of its documents, if the source has times
     mode: int | None = None  # of its first document, if the source has modes
     leaf: bool = False  # an array, an invalid array or an unreadable entry: all keys below it are chunks
-    consolidated: str = ""  # root only: the key of the document that may have consolidated metadata
 
 
 class NodeDocument(NamedTuple):
@@ -56,7 +55,7 @@ class NodeDocument(NamedTuple):
 
 class _Known(NamedTuple):
     until: float  # trio time of the next check
-    # its documents, at the root also the consolidated one; only the latter if the node is read from it
+    # its documents, or the consolidated one if the node is read from it
     seen: tuple[NodeDocument, ...]
     node: Node | None
     settled: bool  # the chunk naming scheme is known
@@ -209,7 +208,7 @@ class Hierarchy:
                 return known._replace(until=until)
             node, settled = await self._consolidated_node(path, documents)
             if not path:
-                node = node._replace(consolidated=by.key, mtime_ns=by.info.mtime_ns)
+                node = node._replace(mtime_ns=by.info.mtime_ns)
             return _Known(until, (by,), node, settled)
         # a node with a directory, which may be the root of an experimental store
         experimental = self._draft_of(path)
@@ -234,12 +233,10 @@ class Hierarchy:
             directory = join_key(experimental.directory, draft.data_directory(experimental.below(path)))
             info = Info("", Kind.DIRECTORY)
             found = await self._draft_documents(path, experimental)
-        beside = await self.consolidated_document() if not path else None
-        seen = found if beside is None else (*found, beside)
         if not found:
             group = GroupMetadata("v3", {}, implied=True)
-            return _Known(until, seen, Node(path, group, None, (), directory, info.mtime_ns), True)
-        if known is not None and known.settled and known.seen == seen and found[0].info.mtime_ns is not None:
+            return _Known(until, found, Node(path, group, None, (), directory, info.mtime_ns), True)
+        if known is not None and known.settled and known.seen == found and found[0].info.mtime_ns is not None:
             return known._replace(until=until)
         # parse its documents
         try:
@@ -255,12 +252,11 @@ class Hierarchy:
                 if entry is not None:
                     self._drafts[path] = _Draft(path, directory, entry, found[0])
                 return await self._look(path, None)
-        mtimes = [each.info.mtime_ns for each in seen if each.info.mtime_ns is not None]
+        mtimes = [each.info.mtime_ns for each in found if each.info.mtime_ns is not None]
         implied = isinstance(metadata, GroupMetadata) and metadata.implied
         keys = () if implied else tuple(each.key for each in found)
-        mtime_ns, mode, named = max(mtimes, default=None), found[0].info.mode, beside.key if beside else ""
-        node = Node(path, metadata, problem, keys, directory, mtime_ns, mode, leaf, named)
-        return _Known(until, seen, node, settled)
+        node = Node(path, metadata, problem, keys, directory, max(mtimes, default=None), found[0].info.mode, leaf)
+        return _Known(until, found, node, settled)
 
     async def _directory(self, path: str) -> tuple[str, Info] | None:
         """Return (source key, Info) of the directory at `path`, following links, or of an unreadable entry there."""
@@ -398,24 +394,18 @@ class Hierarchy:
     async def _begin(self) -> None:
         """Load the consolidated metadata of the store, if it has any."""
         async with self._lock:
-            found = await self.consolidated_document()
+            found = await self._consolidated_document()
             if found != self._consolidated_by:
                 self._consolidated = {} if found is None else await self._parsed(found.key)
                 self._consolidated_by = found
 
-    async def consolidated_document(self) -> NodeDocument | None:
+    async def _consolidated_document(self) -> NodeDocument | None:
         """Return the root document that may have consolidated metadata, or None."""
         for name in CONSOLIDATED:
             found = await self._document("", name)
             if found is not None and (found.info.size or 0) <= DOCUMENT_MAX:
                 return found
         return None
-
-    async def consolidated(self, key: str) -> dict[str, dict[str, JSON]]:
-        """Return the documents in the consolidated metadata at `key`, by path and name; {} if missing or invalid."""
-        if self._consolidated_by is not None and key == self._consolidated_by.key:
-            return self._consolidated
-        return await self._parsed(key)
 
     async def _parsed(self, key: str) -> dict[str, dict[str, JSON]]:
         name = split_key(key)[1]

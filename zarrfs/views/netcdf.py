@@ -106,9 +106,6 @@ class NetCDFView(DecodedView):
         """Return why nodes are left out of the file, by path, once it was described."""
         return self._left_out
 
-    async def check(self) -> None:
-        await self._describe()
-
     # -- the file
 
     def _check(self, key: str) -> None:

@@ -12,18 +12,19 @@ from typing import NamedTuple
 import numpy as np
 import trio
 
+from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import ReadError
 from zarrfs.store.api import Store
-from zarrfs.views.boxes import Box
-from zarrfs.views.chunks import Array, Chunks
+from zarrfs.views.boxes import Box, pieces
+from zarrfs.views.chunks import Array, Chunks, part_of
 from zarrfs.views.decoded_cache import DecodedCache
 from zarrfs.views.hierarchy import Node
 from zarrfs.views.netcdf_items import VariableForm, forms_of
-from zarrfs.views.reading import read_box
 from zarrfs.zarr.codecs import check_codecs
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.model import ArrayMetadata
 
+_REQUESTS = 32  # chunks of a remote store to fetch at once
 _ITEMS_MAX = 1 << 20
 _CHUNKS_MAX = 1 << 14
 _BYTES_MAX = 32 << 20  # of an array, with all items as wide as the longest
@@ -61,13 +62,28 @@ async def read_inlined(store: Store, node: Node, cache: DecodedCache) -> Inlined
         if math.prod(chunks.shape) > _ITEMS_MAX or chunks.number > _CHUNKS_MAX:
             return f"text of any length in more than {_ITEMS_MAX:,} items or {_CHUNKS_MAX:,} chunks"
         forms = forms_of(array.dtype) if array.dtype.itemsize else ()
-        items = await read_box(store, chunks, cache, Box((0,) * len(chunks.shape), chunks.shape))
+        items = await _items(store, chunks, cache)
         if not forms:
             return _texts(items, array.dtype.kind == "B")
         number = items.reshape(1).view(array.dtype.numpy())
         return Inlined(forms, tuple(_converted(number, form) for form in forms))
     except MetadataError as exc:
         return str(exc)
+
+
+async def _items(store: Store, chunks: Chunks, cache: DecodedCache) -> Array:
+    """Read a whole array. Raise ReadError."""
+    whole = Box((0,) * len(chunks.shape), chunks.shape)
+    out = np.empty(chunks.shape, chunks.item)
+    wanted = pieces(whole, chunks.shape_of_chunk, chunks.counts) if all(chunks.shape) else iter(())
+
+    async def work(_number: int) -> None:
+        for number, inside, where in wanted:
+            chunk = (await chunks.load(number)).value
+            part_of(out, where)[...] = chunks.filled(()) if chunk is None else part_of(chunk, inside)
+
+    await for_each(work, range(_REQUESTS if store.remote else cache.threads))
+    return out
 
 
 def _converted(items: Array, form: VariableForm) -> bytes:

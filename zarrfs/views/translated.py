@@ -1,16 +1,14 @@
 """-o view=v2 and view=v3: a hierarchy of any Zarr generation as one of that version.
 
-The view translates metadata documents and chunk names. Chunks are the bytes of the source, unless readers of the
-version could not decode them (see zarr/translation.py). The view contains only the hierarchy: groups, arrays, their
-documents, and chunks within the grid. An array that the version cannot express is an empty directory; left_out()
-returns the reason.
+The view translates metadata documents and chunk names. Chunks are the bytes of the source. The view contains only the
+hierarchy: groups, arrays, their documents, and chunks within the grid. An array that the version cannot express, or
+whose chunks its readers could not decode, is an empty directory; left_out() returns the reason.
 """
 
 from __future__ import annotations
 
 import bisect
 import contextlib
-import dataclasses
 import importlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -20,7 +18,6 @@ import trio
 
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import for_each
-from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import Info, Kind, Store, Value, WrappingStore, check_key, join_key, split_key
 from zarrfs.store.traversal import resolve
@@ -29,43 +26,33 @@ from zarrfs.system.memory import heap
 from zarrfs.views.chunknames import ChunkNames, InnerNames
 from zarrfs.views.decoded_cache import DecodedCache
 from zarrfs.views.hierarchy import Hierarchy, Node
-from zarrfs.zarr import ATTRIBUTE_DOCUMENTS, NODE_DOCUMENTS, v2, v3
-from zarrfs.zarr.documents import parse_document
+from zarrfs.views.inner_chunks import InnerChunks, Range, inner_entry
+from zarrfs.zarr import v2, v3
 from zarrfs.zarr.errors import MetadataError
-from zarrfs.zarr.jsontext import JSON, strict_json
-from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
-from zarrfs.zarr.translation import ChunkForm, Translation, translate, translate_stored
+from zarrfs.zarr.jsontext import strict_json
+from zarrfs.zarr.model import ArrayMetadata
+from zarrfs.zarr.translation import translate
 
 if TYPE_CHECKING:
     from zarrfs.views.chunks import StoredAt  # imports numpy, which would delay the start of a mount
-    from zarrfs.views.derived import DerivedChunks
 
 log = logging.getLogger(__name__)
 
-Metadata = ArrayMetadata | GroupMetadata
 T = TypeVar("T")
 
-_PIECE = 64  # nodes to translate between two checkpoints
 _KNOWN = 65_536  # nodes whose documents to remember
-_OPEN = 1024  # arrays whose decoded chunks, or indexes of shards, to remember
+_OPEN = 1024  # arrays whose indexes of shards to remember
 _INDEXES = 32 << 20  # bytes of indexes of shards to cache
 _FILE_ABOVE = "a file lies in the place of a directory of chunks"
-_DOCUMENTS = {2: (".zarray", ".zattrs", ".zgroup", ".zmetadata"), 3: ("zarr.json",)}  # sorted
+_DOCUMENTS = {2: (".zarray", ".zattrs", ".zgroup"), 3: ("zarr.json",)}  # sorted
 
 
 class _TranslatedNode(NamedTuple):
     """A node as it appears in the view."""
 
     node: Node
-    documents: dict[str, bytes | None]  # by name, sorted; None: made on demand
+    documents: dict[str, bytes]  # by name, sorted; empty if the document of the source is invalid
     chunks: ChunkNames | InnerNames | None = None  # of an array that the version can express
-    translation: Translation | None = None  # of such an array
-
-    @property
-    def derived(self) -> bool:
-        """Return whether the view makes the chunks: it decodes chunks of the source, or cuts ranges out of shards."""
-        return self.translation is not None and self.translation.form in (ChunkForm.DECODED, ChunkForm.RANGES)
-
 
 class _Resolved(NamedTuple):
     """The meaning of a key of the view: a document, the directory of a node, or a chunk (directory) at `source`."""
@@ -75,28 +62,21 @@ class _Resolved(NamedTuple):
     source: str = ""  # a chunk, or a directory of chunks
     directory: bool = False
     rest: str = ""  # the key below an array
-    derived: tuple[int, ...] | None = None  # the index of a chunk that is not a file of the source
+    inner: tuple[int, ...] | None = None  # the index of a chunk within a shard
 
 
 class TranslatedView(WrappingStore):
     """A view of a hierarchy in Zarr v2 or v3."""
 
-    def __init__(
-        self, store: Store, version: Literal[2, 3], strict: bool = False, decode: bool = True, budget: int = 256 << 20
-    ) -> None:
-        """`strict`: raise ReadError when a node that `version` cannot express is looked up; otherwise leave it out.
-
-        `decode`: decode the chunks that readers of the version cannot decode; `budget`: bytes of decoded chunks to
-        cache.
-        """
+    def __init__(self, store: Store, version: Literal[2, 3]) -> None:
         super().__init__(store)
         self.hierarchy = Hierarchy(store)
-        self._version, self._strict, self._decode = version, strict, decode
+        self._version = version
         self._names = _DOCUMENTS[version]
         self._known_nodes: LRU[str, _TranslatedNode] = LRU(_KNOWN)
         self._left_out: dict[str, str] = {}
-        self._decoded, self._indexes = DecodedCache(budget), DecodedCache(_INDEXES)
-        self._derived: LRU[str, tuple[Node, DerivedChunks]] = LRU(_OPEN)
+        self._indexes = DecodedCache(_INDEXES)
+        self._inner: LRU[str, tuple[Node, InnerChunks]] = LRU(_OPEN)
 
     # -- the Store protocol
 
@@ -104,11 +84,11 @@ class TranslatedView(WrappingStore):
         resolved = await self._resolve_key(key)
         name = split_key(key)[1]
         if resolved.document:
-            return await self._document_info(resolved.translated, resolved.document, sized)
+            return self._document_info(resolved.translated, resolved.document)
         if not resolved.source:
             return await self._directory_info(resolved.translated.node, name)
-        if resolved.derived is not None:
-            return (await self._derived_entry(key, resolved, resolved.derived, sized))[0]
+        if resolved.inner is not None:
+            return inner_entry(name, await self._inner_at(key, resolved, resolved.inner))
         info = _as_chunk_info((await self._resolve(resolved.source, sized))[1], resolved.directory)
         if resolved.directory and info.kind is not Kind.DIRECTORY:
             raise NotFound(key)
@@ -123,7 +103,7 @@ class TranslatedView(WrappingStore):
             async for info in self._list_array(resolved, translated.chunks, after):
                 yield info
         elif translated.node.leaf:
-            for info in await self._document_infos(translated, after):
+            for info in self._document_infos(translated, after):
                 yield info
         else:
             async for info in self._list_group(translated, after):
@@ -132,25 +112,29 @@ class TranslatedView(WrappingStore):
     async def open(self, key: str) -> Value:
         resolved = await self._resolve_key(key)
         if resolved.document:
-            data = await self._document(resolved.translated, resolved.document)
-            info = await self._document_info(resolved.translated, resolved.document, True)
-            return BytesValue(info, data, hash(data))
-        if resolved.derived is not None:
-            info, at = await self._derived_entry(key, resolved, resolved.derived)
+            info = self._document_info(resolved.translated, resolved.document)
             if info.unreadable:
-                raise ReadError(key, info.unreadable)
-            return await (await self._chunks_of(resolved.translated)).open(key, resolved.derived, info, at)
+                raise ReadError(resolved.translated.node.path or "/", info.unreadable)
+            data = resolved.translated.documents[resolved.document]
+            return BytesValue(info, data, hash(data))
+        if resolved.inner is not None:
+            at = await self._inner_at(key, resolved, resolved.inner)
+            return Range(key, inner_entry(split_key(key)[1], at), await self.lower.open(at.key), at)
         return await self.lower.open(await self._chunk(key, resolved))
 
     async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         resolved = await self._resolve_key(key)
         if resolved.document:
-            size = (await self._document_info(resolved.translated, resolved.document, True)).size
+            size = len(resolved.translated.documents[resolved.document])
             return {"inline": size, "documents": list(resolved.translated.node.documents)}
         if not resolved.source or resolved.directory:
             return {}
-        if resolved.derived is not None:
-            return await self._locate_derived(key, resolved, resolved.derived, shown)
+        if resolved.inner is not None:
+            at = await self._inner_at(key, resolved, resolved.inner)
+            where = await self.lower.locate(at.key, shown)
+            start = where.get("offset", 0) + at.offset
+            where = {"url": where["url"]} if "url" in where else {"shard": at.key}
+            return where | {"offset": start, "length": at.length}
         return await self.lower.locate(await self._chunk(key, resolved), shown)
 
     async def left_out(self, key: str) -> dict[str, str]:
@@ -158,20 +142,9 @@ class TranslatedView(WrappingStore):
         node, rest = await self.hierarchy.find(key)
         if rest:
             return {}
-        await self._translate(node)
+        self._translate(node)
         prefix = f"{key}/" if key else ""
         return {path: why for path, why in self._left_out.items() if path == key or path.startswith(prefix)}
-
-    async def chunk_form(self, key: str) -> tuple[str, str] | None:
-        node, rest = await self.hierarchy.find(key)
-        translation = None if rest else (await self._translate(node)).translation
-        return None if translation is None else (translation.form.value, translation.reason)
-
-    async def check(self) -> None:
-        async for node in self.hierarchy.walk():
-            if node.problem is not None:
-                raise ReadError(node.path or "/", node.problem)
-            await self._translate(node)
 
     async def prefetch(self, keys: Sequence[str]) -> None:
         sources = []
@@ -184,13 +157,6 @@ class TranslatedView(WrappingStore):
                 sources.append(resolved.source)
         await self.lower.prefetch(sources)
 
-    def adjust(self, options: Options) -> None:
-        super().adjust(options)
-        self._decoded.resize(options.array_cache)
-
-    def stats(self) -> dict[str, Any]:
-        return {**super().stats(), **({"arrays": self._decoded.stats()} if self._derived else {})}
-
     # -- keys
 
     async def _resolve_key(self, key: str) -> _Resolved:
@@ -199,18 +165,19 @@ class TranslatedView(WrappingStore):
         parent, name = split_key(key)
         if name in self._names:
             node, rest = await self.hierarchy.find(parent)
-            translated = await self._translate(node)
+            translated = self._translate(node)
             if rest or name not in translated.documents:
                 raise NotFound(key)
             return _Resolved(translated, document=name)
         node, rest = await self.hierarchy.find(key)
-        translated = await self._translate(node)
+        translated = self._translate(node)
         if not rest:
             return _Resolved(translated, directory=True)
         if translated.chunks is not None:
             source, directory = translated.chunks.source(rest)
             if source is not None:
-                index = translated.chunks.index(rest) if translated.derived and not directory else None
+                inner = isinstance(translated.chunks, InnerNames) and not directory
+                index = translated.chunks.index(rest) if inner else None
                 return _Resolved(translated, "", _joined(node.chunks, source), directory, rest, index)
         raise NotFound(key)
 
@@ -233,14 +200,12 @@ class TranslatedView(WrappingStore):
 
     # -- nodes and their documents
 
-    async def _translate(self, node: Node) -> _TranslatedNode:
+    def _translate(self, node: Node) -> _TranslatedNode:
         known = self._known_nodes.get(node.path)
         if known is not None and known.node is node:
             return known
         try:
-            translated = await self._new_translation(node)
-            if ".zmetadata" in translated.documents and not await self.hierarchy.consolidated(node.consolidated):
-                del translated.documents[".zmetadata"]
+            translated = self._new_translation(node)
             self._left_out.pop(node.path, None)
         except MetadataError as exc:
             self._leave_out(node.path, exc)
@@ -249,112 +214,40 @@ class TranslatedView(WrappingStore):
         return translated
 
     def _leave_out(self, path: str, why: MetadataError) -> None:
-        """Leave a node out: raise ReadError if `strict`, otherwise log one warning."""
-        if self._strict:
-            raise ReadError(path or "/", f"view=v{self._version} cannot show it: {why}") from why
+        """Leave a node out, with one warning."""
         if self._left_out.get(path) != str(why):
             log.warning("%s: left out of view=v%d: %s", path or "/", self._version, why)
         self._left_out[path] = str(why)
 
-    async def _array_translation(self, array: ArrayMetadata) -> Translation:
-        """Translate an array. Raise MetadataError if the version cannot express it."""
-        found = translate_stored(array, self._version)
-        if found is None:
-            found = await trio.to_thread.run_sync(translate, array, self._version, self._decode)
-        return found
-
-    async def _new_translation(self, node: Node) -> _TranslatedNode:
+    def _new_translation(self, node: Node) -> _TranslatedNode:
         """Translate the documents of a node. Raise MetadataError if the version cannot express it."""
         metadata = node.metadata
         if metadata is None:
-            return _TranslatedNode(node, {self._names[0] if node.leaf or self._version == 3 else ".zgroup": None})
-        translation = None
+            return _TranslatedNode(node, {self._names[0] if node.leaf or self._version == 3 else ".zgroup": b""})
+        chunks: ChunkNames | InnerNames | None = None
         if isinstance(metadata, ArrayMetadata):
-            translation = await self._array_translation(metadata)
-            documents: dict[str, bytes | None] = {self._names[0]: strict_json(translation.document)}
-            chunks: ChunkNames | InnerNames | None = ChunkNames(metadata, translation.keys)
+            translation = translate(metadata, self._version)
+            documents = {self._names[0]: strict_json(translation.document)}
+            chunks = ChunkNames(metadata, translation.keys)
             if translation.inner:
                 chunks = InnerNames(metadata, translation.keys, translation.array.grid)
+        elif self._version == 3:
+            documents = {"zarr.json": strict_json(v3.group_json(metadata))}
         else:
-            documents, chunks = {}, None
-            if self._version == 3:
-                documents["zarr.json"] = None if node.consolidated else strict_json(v3.group_json(metadata))
-        if self._version == 2:
-            if attributes := v2.attributes_json(metadata):
-                documents[".zattrs"] = strict_json(attributes)
-            if chunks is None:
-                documents[".zgroup"] = strict_json(v2.GROUP_DOCUMENT)
-            if node.consolidated:
-                documents[".zmetadata"] = None
-        return _TranslatedNode(node, documents, chunks, translation)
+            documents = {".zgroup": strict_json(v2.GROUP_DOCUMENT)}
+        if self._version == 2 and (attributes := v2.attributes_json(metadata)):
+            documents[".zattrs"] = strict_json(attributes)
+        return _TranslatedNode(node, documents, chunks)
 
-    async def _document(self, translated: _TranslatedNode, name: str) -> bytes:
-        """Return a document, which is made if needed.
+    def _document_info(self, translated: _TranslatedNode, name: str) -> Info:
+        node, data = translated.node, translated.documents[name]
+        if node.problem is not None:
+            return Info(name, Kind.FILE, 1, unreadable=node.problem)
+        mode = None if node.mode is None else node.mode & 0o666
+        return Info(name, Kind.FILE, len(data), mode, node.mtime_ns, identity=None if self.immutable else hash(data))
 
-        Raise ReadError if the document of the source is invalid, and NotFound for a .zmetadata if the source has no
-        consolidated metadata.
-        """
-        data = translated.documents[name]
-        if data is None:
-            if translated.node.problem is not None:
-                raise ReadError(translated.node.path or "/", translated.node.problem)
-            try:
-                data = translated.documents[name] = await self._consolidated(translated.node, name)
-            except MetadataError as exc:
-                raise ReadError(translated.node.path or "/", f"{name}: {exc}") from exc
-        return data
-
-    async def _consolidated(self, root: Node, name: str) -> bytes:
-        """Return a document of the root with consolidated metadata, if the source has any."""
-        nodes = await _consolidated_nodes(self.hierarchy, root.consolidated)
-        if name == ".zmetadata":
-            if nodes is None:
-                raise NotFound(name)
-            return strict_json(await self._zmetadata(nodes))
-        assert isinstance(root.metadata, GroupMetadata)
-        document = v3.group_json(root.metadata)
-        if nodes is not None:
-            document["consolidated_metadata"] = await self._inline_metadata(nodes)
-        return strict_json(document)
-
-    async def _inline_metadata(self, nodes: dict[str, Metadata]) -> JSON:
-        """Return the consolidated_metadata of the root's zarr.json; leave nodes out that v3 cannot express."""
-        documents: dict[str, JSON] = {}
-        for path, metadata in nodes.items():
-            try:
-                if isinstance(metadata, ArrayMetadata):
-                    documents[path] = (await self._array_translation(metadata)).document
-                elif path:
-                    documents[path] = v3.group_json(metadata)
-            except MetadataError as exc:
-                self._leave_out(path, exc)
-        return {"kind": "inline", "must_understand": False, "metadata": documents}
-
-    async def _zmetadata(self, nodes: dict[str, Metadata]) -> JSON:
-        """Return the .zmetadata of a v2 hierarchy; leave nodes out that v2 cannot express."""
-        documents: dict[str, JSON] = {}
-        for path, metadata in nodes.items():
-            try:
-                if isinstance(metadata, ArrayMetadata):
-                    documents[join_key(path, ".zarray")] = (await self._array_translation(metadata)).document
-                else:
-                    documents[join_key(path, ".zgroup")] = v2.GROUP_DOCUMENT
-                if attributes := v2.attributes_json(metadata):
-                    documents[join_key(path, ".zattrs")] = attributes
-            except MetadataError as exc:
-                self._leave_out(path, exc)
-        return {"zarr_consolidated_format": 1, "metadata": documents}
-
-    async def _document_info(self, translated: _TranslatedNode, name: str, sized: bool) -> Info:
-        made = await self._document(translated, name) if sized else translated.documents[name]
-        size = None if made is None else len(made)
-        mode = None if translated.node.mode is None else translated.node.mode & 0o666
-        identity = None if made is None or self.immutable else hash(made)
-        return Info(name, Kind.FILE, size, mode, translated.node.mtime_ns, identity=identity)
-
-    async def _document_infos(self, translated: _TranslatedNode, after: str) -> list[Info]:
-        names = [name for name in sorted(translated.documents) if name > after]
-        return [await self._document_info(translated, name, False) for name in names]
+    def _document_infos(self, translated: _TranslatedNode, after: str) -> list[Info]:
+        return [self._document_info(translated, name) for name in sorted(translated.documents) if name > after]
 
     async def _directory_info(self, node: Node, name: str) -> Info:
         try:
@@ -363,60 +256,31 @@ class TranslatedView(WrappingStore):
             info = Info(name, Kind.DIRECTORY)
         return Info(name, Kind.DIRECTORY, 0, info.mode, info.mtime_ns)
 
-    # -- chunks that are not files of the source
+    # -- inner chunks of shards
 
-    async def _chunks_of(self, translated: _TranslatedNode) -> DerivedChunks:
-        """Return the derived chunks of an array."""
-        node, translation = translated.node, translated.translation
-        assert translation is not None
-        known = self._derived.use(node.path)
+    async def _inner_of(self, translated: _TranslatedNode) -> InnerChunks:
+        """Return the inner chunks of an array."""
+        node = translated.node
+        known = self._inner.use(node.path)
         if known is None or known[0] is not node:
-            if not self._derived:  # imports numpy
+            if not self._inner:  # imports numpy
                 heap()
-                await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.derived")
-            from zarrfs.views.derived import DerivedChunks
-
-            chunks = DerivedChunks(self.lower, node, translation, self._decoded, self._indexes)
-            known = self._derived.put(node.path, (node, chunks))
+                await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.chunks")
+            known = self._inner.put(node.path, (node, InnerChunks(self.lower, node, self._indexes)))
         return known[1]
 
-    async def _derived_entry(
-        self, key: str, resolved: _Resolved, index: tuple[int, ...], sized: bool = True
-    ) -> tuple[Info, StoredAt | None]:
-        """Return (entry of a derived chunk, where it is stored if it is in a shard). Raise NotFound and ReadError."""
-        chunks, at, name = await self._chunks_of(resolved.translated), None, split_key(key)[1]
-        if isinstance(resolved.translated.chunks, InnerNames):
-            at = await chunks.stored_at(index)
-            if at is None:
-                raise NotFound(key)
-            info = chunks.shown(at.info, at.length, name)
-        else:
-            info = _as_chunk_info((await self._resolve(resolved.source, False))[1], False)
-            if info.unreadable:
-                return info._replace(name=name), None
-            info = chunks.shown(info, None, name)
-        if sized and info.size is None:
-            info = info._replace(size=await chunks.size_of(index, key))
-        return info, at
-
-    async def _locate_derived(
-        self, key: str, resolved: _Resolved, index: tuple[int, ...], shown: bool
-    ) -> dict[str, Any]:
-        _info, at = await self._derived_entry(key, resolved, index, sized=False)
-        source = at.key if at is not None else (await self._resolve(resolved.source, False))[0]
-        where = await self.lower.locate(source, shown)
-        if at is not None:
-            start = where.get("offset", 0) + at.offset
-            where = {"url": where["url"]} if "url" in where else {"shard": source}
-            where |= {"offset": start, "length": at.length}
-        translation = resolved.translated.translation
-        return {"decoded_from": where} if translation and translation.form is ChunkForm.DECODED else where
+    async def _inner_at(self, key: str, resolved: _Resolved, index: tuple[int, ...]) -> StoredAt:
+        """Return where an inner chunk is stored. Raise NotFound and ReadError."""
+        at = await (await self._inner_of(resolved.translated)).stored_at(index)
+        if at is None:
+            raise NotFound(key)
+        return at
 
     # -- listings
 
     async def _list_group(self, translated: _TranslatedNode, after: str) -> AsyncIterator[Info]:
         """Yield documents and nodes, sorted, without reading the nodes."""
-        documents = await self._document_infos(translated, after)
+        documents = self._document_infos(translated, after)
         async for info in self.hierarchy.children(translated.node, after):
             while documents and documents[0].name < info.name:
                 yield documents.pop(0)
@@ -431,7 +295,7 @@ class TranslatedView(WrappingStore):
         self, resolved: _Resolved, chunks: ChunkNames | InnerNames, after: str
     ) -> AsyncIterator[Info]:
         """Yield chunks in the order of the source, and documents: before all chunks in v2, after them in v3."""
-        own = await self._document_infos(resolved.translated, after) if not resolved.rest else []
+        own = self._document_infos(resolved.translated, after) if not resolved.rest else []
         if own and self._version == 2:
             for info in own:
                 yield info
@@ -457,13 +321,10 @@ class TranslatedView(WrappingStore):
         """Yield chunks and directories of chunks in a source directory, by their names in the view."""
         start = chunks.source_name(resolved.rest, after)
         view_name = chunks.view_names(resolved.rest)
-        derived = await self._chunks_of(resolved.translated) if resolved.translated.derived else None
         async for name, info, is_directory in self._named(directory, resolved.rest, view_name, start or ""):
             if start is None and name <= after:
                 continue
             info = _as_chunk_info(info, is_directory)
-            if derived is not None and not is_directory and not info.unreadable:
-                info = derived.shown(info, None, name)
             yield info._replace(name=name, links=1 if is_directory else info.links)
 
     async def _list_inner(
@@ -475,7 +336,7 @@ class TranslatedView(WrappingStore):
         if the index of a shard is damaged, all its chunks are listed, as unreadable.
         """
         shards = await self._shards_in(directory, names, resolved.rest)
-        chunks, ordered = await self._chunks_of(resolved.translated), sorted(shards)
+        chunks, ordered = await self._inner_of(resolved.translated), sorted(shards)
         above = names.numbers(resolved.rest) or ()
         known: set[tuple[int, ...]] = set()
 
@@ -501,7 +362,7 @@ class TranslatedView(WrappingStore):
                 yield Info(name, Kind.FILE, 1, unreadable=exc.reason)
                 continue
             if at is not None:
-                yield chunks.shown(at.info, at.length, name)
+                yield inner_entry(name, at)
 
     async def _shards_in(self, directory: str, names: InnerNames, rest: str) -> dict[tuple[int, ...], Info]:
         """Return the shards, or directories of shards, in a source directory, by the numbers in their names."""
@@ -551,36 +412,3 @@ def _as_chunk_info(info: Info, directory: bool) -> Info:
 
 def _joined(directory: str, key: str) -> str:
     return join_key(directory, key) if key else directory
-
-
-# -- consolidated metadata
-
-
-async def _consolidated_nodes(hierarchy: Hierarchy, key: str) -> dict[str, Metadata] | None:
-    """Return the nodes in the consolidated metadata at `key`, and the groups above them, by path, sorted.
-
-    Return None if there are none besides the root, or if a document is invalid: without consolidated metadata,
-    readers open each node, and get the error only at the invalid one.
-    """
-    found: dict[str, Metadata] = {}
-    for number, (path, documents) in enumerate((await hierarchy.consolidated(key)).items()):
-        name = next((name for name in NODE_DOCUMENTS if name in documents), None)
-        if name is None:
-            continue
-        try:
-            metadata = parse_document(name, documents[name], documents.get(ATTRIBUTE_DOCUMENTS.get(name, "")))
-        except MetadataError as exc:
-            log.warning("%s: not shown: its metadata of %s is invalid: %s", key, path or "/", exc)
-            return None
-        if isinstance(metadata, ArrayMetadata) and metadata.keys_assumed:
-            node = await hierarchy.node(path)  # the hierarchy has looked at the names of stored chunks
-            if node is not None and isinstance(node.metadata, ArrayMetadata):
-                metadata = dataclasses.replace(metadata, keys=node.metadata.keys)
-        found[path] = metadata
-        if number % _PIECE == 0:
-            await trio.lowlevel.checkpoint()
-    for path in [*found]:
-        while path:
-            path = split_key(path)[0]
-            found.setdefault(path, GroupMetadata("v3", {}, implied=True))
-    return {path: found[path] for path in sorted(found)} if len(found) > 1 or found.keys() - {""} else None

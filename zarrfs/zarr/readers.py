@@ -1,7 +1,7 @@
-"""The codecs of current readers of Zarr v2 and v3: those of numcodecs and zarr-python without other packages.
+"""Arrays whose stored chunks current readers of Zarr v2 and v3 misread, or have only dropped support for.
 
-Source: zarr-python 3.1 and the wheels of numcodecs 0.16, which have neither snappy, nor a zstd that reads frames of
-zstd 0.7, nor pcodec and zfpy; stores that zarr 0.3 to 3.1 wrote.
+A codec that a reader does not have at all is not among them: it may be installed. Source: zarr-python 3.1; the wheels
+of numcodecs 0.16, which have neither snappy nor a zstd that reads frames of zstd 0.7; stores of zarr 0.3 to 3.1.
 """
 
 from __future__ import annotations
@@ -13,20 +13,12 @@ from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.model import SHARDING, ArrayMetadata, CodecSpec
 from zarrfs.zarr.pipelines import PREFIX
 
-_NUMCODECS = frozenset((
-    "adler32", "astype", "base64", "bitround", "blosc", "bz2", "categorize", "crc32", "crc32c", "delta",
-    "fixedscaleoffset", "fletcher32", "gzip", "jenkins_lookup3", "lz4", "lzma", "packbits", "quantize", "shuffle",
-    "vlen-bytes", "vlen-utf8", "zlib", "zstd",
-))  # fmt: skip
-_V3 = frozenset(("bytes", "transpose", SHARDING, "blosc", "gzip", "zstd", "crc32c", "vlen-utf8", "vlen-bytes"))
-_ONLY_V2 = frozenset((f"{PREFIX}base64", f"{PREFIX}categorize", f"{PREFIX}vlen-bytes", f"{PREFIX}vlen-utf8"))
 
-
-def unsupported_codec(array: ArrayMetadata, version: int) -> str | None:
+def misread_codec(array: ArrayMetadata, version: int) -> str | None:
     """Return why readers of `version` cannot decode chunks of `array`; None if they can."""
     if version == 3 and array.generation != "v3" and (reason := _reinterpreting(array) or _resizing(array)):
         return reason
-    return _unread(array.codecs, array.dtype, array.generation in ("v0", "v1"), version)
+    return _unread(array.codecs, array.dtype, array.generation in ("v0", "v1"))
 
 
 def _reinterpreting(array: ArrayMetadata) -> str | None:
@@ -65,21 +57,16 @@ def _resizing(array: ArrayMetadata) -> str | None:
     return None
 
 
-def _unread(codecs: tuple[CodecSpec, ...], dtype: DataType, old: bool, version: int) -> str | None:
+def _unread(codecs: tuple[CodecSpec, ...], dtype: DataType, old: bool) -> str | None:
     for name, configuration in codecs:
         short = name.removeprefix(PREFIX)
-        known = short in _NUMCODECS and (short != name or name in _V3)
-        if version == 3:
-            known = known and name not in _ONLY_V2
-        if not (known or name in _V3):
-            return f"codec {short[:60]}, which today's readers of Zarr v{version} lack"
         if short == "blosc" and (inner := _unread_blosc(configuration, old)):
             return f"codec blosc with {inner}, which today's readers lack"
         if short == "categorize" and dtype.kind in "OS":
             return f"codec categorize of {'objects' if dtype.kind == 'O' else 'bytes'}, which today's readers lack"
         if short in ("vlen-utf8", "vlen-bytes") and dtype.itemsize:
             return f"codec {short} of items of a fixed length, which today's readers lack"
-        if name == SHARDING and (reason := _unread(_inner(configuration), dtype, old, version)):
+        if name == SHARDING and (reason := _unread(_inner(configuration), dtype, old)):
             return reason
     return None
 

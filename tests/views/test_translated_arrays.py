@@ -1,15 +1,10 @@
-"""view=v2 and view=v3 of arrays whose stored chunks that version cannot express: decoded, or as ranges of shards."""
+"""view=v2 and view=v3 of arrays of every kind: shown with the same values, as ranges of shards, or left out."""
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import functools
-import http.server
 import itertools
 import json
-import os
-import threading
 import warnings
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -30,18 +25,13 @@ from numcodecs.abc import Codec
 from trio.testing import MockClock
 from zarr.core.buffer import default_buffer_prototype
 
-import zarrfs
-from tests.servers import Faulty
-from tests.sources.zarrstores import put_exact
 from tests.store.contract import StoreContract, Tree, keys, listed
 from tests.views.viewstores import GROUP_2, v2, v3, viewed, written
-from zarrfs.config.options import Options
-from zarrfs.errors import NotFound, ReadError, TargetChanged
-from zarrfs.sources import open_source
+from zarrfs.errors import NotFound, ReadError
 from zarrfs.store.api import Info, Kind
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.views.chunknames import InnerNames
-from zarrfs.views.derived import _same
+from zarrfs.views.inner_chunks import _same
 from zarrfs.views.translated import TranslatedView
 from zarrfs.zarr.documents import parse_node
 from zarrfs.zarr.grid import Grid
@@ -97,14 +87,14 @@ async def contents(view: TranslatedView) -> Tree:
 
 
 def seen(root: Path, version: Literal[2, 3]) -> tuple[Tree, dict[str, str]]:
-    """Return the contents of a view of `root`, the form of its root array, and the nodes left out with reasons."""
+    """Return the contents of a view of `root`, and the nodes left out with reasons."""
 
     async def main() -> tuple[Tree, dict[str, str]]:
         view = TranslatedView(FileSystemStore(str(root)), version)
-        tree, form = await contents(view), await view.chunk_form("")
+        tree = await contents(view)
         left_out = await view.left_out("")
         await view.aclose()
-        return tree, {"form": form[0] if form else "", **left_out}
+        return tree, left_out
 
     return trio.run(main)
 
@@ -183,18 +173,16 @@ def test_zarr_python_reads_the_same_from_both_views(tmp_path_factory: pytest.Tem
     root = tmp_path_factory.getbasetemp() / f"array{next(numbers)}"
     array = write(data.draw, root, values, chunks)
     for version in 2, 3:
-        tree, about = seen(root, version)  # type: ignore[arg-type]
+        tree, left_out = seen(root, version)  # type: ignore[arg-type]
+        if left_out:
+            assert array.metadata.zarr_format != version
+            assert tree == {}
+            continue
         read = zarr.open_array(memory(tree), mode="r", zarr_format=version)  # type: ignore[arg-type]
-        assert about.keys() == {"form"}
         assert read.shape == array.shape
         assert items(read).astype(array.dtype).tobytes() == items(array).tobytes()
         if not values.dtype.fields:
             assert read.dtype.newbyteorder("=") == array.dtype.newbyteorder("=")
-        if about["form"] == "decoded":
-            assert all(len(value) == read.nbytes // max(read.size, 1) * np.prod(read.chunks, dtype=int)
-                       for key, value in tree.items() if key.rpartition("/")[2][0].isdigit())  # fmt: skip
-        if about["form"] == "as stored":
-            assert array.metadata.zarr_format == version
 
 
 def test_a_dtype_without_a_v3_name_becomes_raw_bytes_with_its_layout_in_an_attribute(tmp_path: Path) -> None:
@@ -204,126 +192,44 @@ def test_a_dtype_without_a_v3_name_becomes_raw_bytes_with_its_layout_in_an_attri
     layout = [["a", "<i4"], ["b", ">f8", [2]], ["", "|V3"]]
     about = v2(shape=[5], chunks=[3], dtype=layout, fill_value=None, compressor={"id": "zlib", "level": 1})
     tree = {".zarray": about, "0": zlib.compress(values[:3].tobytes()), "1": zlib.compress(values[2:].tobytes())}
-    found, form = seen(written(tmp_path, tree), 3)
-    assert form == {"form": "rewritten in metadata"}
+    found, left_out = seen(written(tmp_path, tree), 3)
+    assert left_out == {}
     array = zarr.open_array(memory(found), mode="r")
     assert array.attrs["zarrfs.dtype"] == layout
     assert np.asarray(array[:3]).tobytes() == values[:3].tobytes()
 
 
-@pytest.mark.parametrize("layout", [[["a", ">i2", [2]]], [["a", ">i2", [2]], ["b", "<i4"]]])
-def test_items_decoded_to_raw_bytes_have_the_byte_order_of_the_layout_attribute(tmp_path: Path, layout: Any) -> None:
-    values = np.zeros(1, [tuple(field) for field in layout])
-    values["a"] = [1, 2]
-    about = v2(shape=[1], chunks=[1], dtype=layout, fill_value=None, filters=[{"id": "base64"}])
-    found, form = seen(written(tmp_path, {".zarray": about, "0": base64.b64encode(values.tobytes())}), 3)
-    assert form == {"form": "decoded"}
-    array = zarr.open_array(memory(found), mode="r")
-    shown: Any = array.attrs["zarrfs.dtype"]
-    read = np.frombuffer(np.asarray(array[:]).tobytes(), [tuple(field) for field in shown])
-    assert read["a"].tolist() == [[1, 2]]
-
-
-def test_arrays_with_unusual_codecs_and_chunks_are_decoded(tmp_path: Path) -> None:
-    """Labels, JSON, text, chunks cut short at the edge, long doubles, and pickles: those of objects stay out of v3."""
-    labels = np.array(["a", "ccc", "", "a"], object)
-    category = numcodecs.Categorize(["a", "ccc"], dtype=object)
-    tree = {
-        ".zgroup": GROUP_2,
-        "labels/.zarray": v2(shape=[4], chunks=[4], dtype="|O", fill_value="", filters=[category.get_config()]),
-        "labels/0": bytes(category.encode(labels)),
-        "pickle/.zarray": v2(shape=[4], chunks=[4], dtype="|O", fill_value=None, filters=[{"id": "pickle"}]),
-        "pickle/0": bytes(numcodecs.Pickle().encode(labels)),
-        "short/.zarray": v2(shape=[3, 5], chunks=[2, 4], fill_value=7, compressor={"id": Inverted.codec_id}),
-        "short/0.0": Inverted().encode(np.arange(8, dtype="<i4")),
-        "short/1.1": Inverted().encode(np.array([5], "<i4")),
-        "rows/.zarray": v2(shape=[2, 3], chunks=[2, 3], order="F", filters=[{"id": "pickle"}]),
-        "rows/0.0": bytes(numcodecs.Pickle().encode(np.asfortranarray(ROWS))),
-        "json/.zarray": v2(shape=[2, 3], chunks=[2, 3], filters=[numcodecs.JSON().get_config()]),
-        "json/0.0": numcodecs.JSON().encode(ROWS),
-        "text/.zarray": v2(shape=[3], chunks=[2], dtype="|O", fill_value="", compressor={"id": Inverted.codec_id},
-                           filters=[{"id": "vlen-utf8"}]),
-        "text/0": Inverted().encode(numcodecs.VLenUTF8().encode(np.array(["a", "né"], object))),
-        "long/.zarray": v2(shape=[2], chunks=[2], dtype="<f16", compressor={"id": Inverted.codec_id}),
-        "long/0": Inverted().encode(np.array([1.5, 2.5], "<f16")),
-    }  # fmt: skip
-    root = written(tmp_path, tree)
-    found, about = seen(root, 3)
-    assert {path: why.partition(";")[0] for path, why in about.items() if path != "form"} == {
-        "pickle": "dtype: v3 has no objects"
-    }
-    group = zarr.open_group(memory(found), mode="r", use_consolidated=False)
-    assert np.asarray(group["labels"][...]).tolist() == labels.tolist()  # type: ignore[index]
-    assert np.asarray(group["short"][...]).tolist() == [[0, 1, 2, 3, 7], [4, 5, 6, 7, 7], [7, 7, 7, 7, 5]]  # type: ignore[index]
-    assert np.frombuffer(found["short/1.1"], "<i4").tolist() == [5, *[7] * 7]
-    as_v2 = seen(root, 2)[0]
-    for tree_of, version in (found, 3), (as_v2, 2):
-        text = zarr.open_array(memory(tree_of), path="text", mode="r", zarr_format=version)  # type: ignore[arg-type]
-        assert np.asarray(text[...]).tolist() == ["a", "né", ""]
-    for name in ("rows", "json"):
-        assert np.asarray(group[name][...]).tolist() == ROWS.tolist()  # type: ignore[index]
-    assert np.asarray(group["long"][...]).view("<f16").tolist() == [1.5, 2.5]  # type: ignore[index]
-    assert as_v2["pickle/0"] == tree["pickle/0"]
-
-
-@pytest.mark.parametrize("labels", [["male", "female"], []])
-@pytest.mark.parametrize("fill", ["unknown", "male", "", None])
-def test_absent_chunks_of_labels_are_the_fill_value(tmp_path: Path, labels: list[str], fill: str | None) -> None:
-    category = numcodecs.Categorize(labels, dtype=object)
-    about = v2(shape=[4], chunks=[2], dtype="|O", fill_value=fill, filters=[category.get_config()])
-    root = written(tmp_path, {".zarray": about, "0": bytes([1, 2])})
-    for version in 2, 3:
-        tree, form = seen(root, version)  # type: ignore[arg-type]
-        read = zarr.open_array(memory(tree), mode="r", zarr_format=version)[...]  # type: ignore[arg-type]
-        assert form == {"form": "decoded"}
-        assert np.asarray(read).tolist() == (labels or ["", ""]) + [fill or ""] * 2
-
-
 @pytest.mark.parametrize(
-    ("dtype", "codec", "form"),
+    ("dtype", "codec", "shown"),
     [
-        (">i4", numcodecs.Delta("<i4"), "decoded"), ("<f4", numcodecs.Delta("<i4"), "decoded"),
-        ("|S4", numcodecs.Delta("<i4"), "decoded"),
-        ("<M8[ns]", numcodecs.AsType("<i8", "<M8[s]"), "decoded"),
-        ("<u4", numcodecs.Delta("<i4"), "rewritten in metadata"),
-        ("<M8[ns]", numcodecs.Delta("<i8"), "rewritten in metadata"),
+        (">i4", numcodecs.Delta("<i4"), False), ("<f4", numcodecs.Delta("<i4"), False),
+        ("|S4", numcodecs.Delta("<i4"), False), ("<M8[ns]", numcodecs.AsType("<i8", "<M8[s]"), False),
+        ("<u4", numcodecs.Delta("<i4"), True), ("<M8[ns]", numcodecs.Delta("<i8"), True),
+        ("<f8", numcodecs.Quantize(1, "<f8", "<f4"), False), ("|u1", numcodecs.Delta("|u1", "<i2"), False),
+        ("<f8", numcodecs.Quantize(1, "<f8", "<f8"), True), ("<i4", numcodecs.Delta("<i4", "<i8"), True),
+        ("<f8", numcodecs.Shuffle(4), True),
     ],
 )  # fmt: skip
-def test_a_filter_of_another_dtype_gets_the_bytes_of_the_items(
-    tmp_path: Path, dtype: str, codec: Codec, form: str
+def test_arrays_whose_filters_v3_readers_misread_are_left_out(
+    tmp_path: Path, dtype: str, codec: Codec, shown: bool
 ) -> None:
     """Zarr v2 reinterprets bytes between a filter and the array; a v3 reader would use the numbers as values."""
-    values = np.array([1, 1000, 3, 2**30, 0], "<u4" if np.dtype(dtype).itemsize == 4 else "<i8").view(dtype)
-    about = v2(shape=[5], chunks=[5], dtype=dtype, fill_value=None, filters=[codec.get_config()])
-    root = written(tmp_path, {".zarray": about, "0": np.asarray(codec.encode(values)).tobytes()})
-    tree, shown = seen(root, 3)
-    assert shown == {"form": form}
-    read = np.asarray(zarr.open_array(memory(tree), mode="r")[...])
-    assert read.tolist() == values.tolist() == zarrfs.read_array(root).tolist()
-
-
-@pytest.mark.parametrize(
-    ("dtype", "codec", "form"),
-    [
-        ("<f8", numcodecs.Quantize(1, "<f8", "<f4"), "decoded"),
-        ("|u1", numcodecs.Delta("|u1", "<i2"), "decoded"),
-        ("<f8", numcodecs.Quantize(1, "<f8", "<f8"), "rewritten in metadata"),
-        ("<i4", numcodecs.Delta("<i4", "<i8"), "rewritten in metadata"),
-        ("<f8", numcodecs.Shuffle(4), "rewritten in metadata"),
-    ],
-)  # fmt: skip
-def test_only_filters_that_current_v3_readers_misread_are_decoded(
-    tmp_path: Path, dtype: str, codec: Codec, form: str
-) -> None:
-    values = np.array([1, 2, 3, 5], dtype)
+    values = np.array([1, 1000 % 256, 3, 200], "i4" if np.dtype(dtype).itemsize == 4 else "i8")
+    values = values.astype("u1") if dtype == "|u1" else values.view(dtype)
+    if dtype == "<f8":
+        values = np.array([1, 2, 3, 5], dtype)
     about = codec.get_config()
     if about["id"] == "shuffle":
         del about["elementsize"]  # the default is 4 in v2, and the array's item size in v3
     document = v2(shape=[4], chunks=[4], dtype=dtype, fill_value=None, filters=[about], compressor={"id": "zlib"})
-    stored = numcodecs.Zlib().encode(codec.encode(values))
-    tree, shown = seen(written(tmp_path, {".zarray": document, "0": stored}), 3)
-    assert shown == {"form": form}
-    assert np.asarray(zarr.open_array(memory(tree), mode="r")[...]).tolist() == values.tolist()
+    stored = numcodecs.Zlib().encode(np.asarray(codec.encode(values)))
+    tree, left_out = seen(written(tmp_path, {".zarray": document, "0": stored}), 3)
+    assert (left_out == {}) == shown
+    if shown:
+        assert np.asarray(zarr.open_array(memory(tree), mode="r")[...]).tolist() == values.tolist()
+    else:
+        assert tree == {}
+        assert about["id"] in left_out[""]
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -333,8 +239,7 @@ def test_shuffle_without_an_element_size_in_v3_uses_the_item_size(tmp_path: Path
     grid = {"name": "regular", "configuration": {"chunk_shape": [6]}}
     root = written(tmp_path, {"zarr.json": v3(shape=[6], data_type="float64", codecs=codecs, chunk_grid=grid),
                               "c/0": numcodecs.Shuffle(8).encode(values)})  # fmt: skip
-    assert zarrfs.read_array(root).tolist() == values.tolist()
-    tree, _shown = seen(root, version)
+    tree, _left_out = seen(root, version)
     assert np.asarray(zarr.open_array(memory(tree), mode="r")[...]).tolist() == values.tolist()
 
 
@@ -348,9 +253,10 @@ def test_filtered_items_shown_as_v2_have_the_byte_order_of_the_filter(tmp_path: 
         ], chunk_grid={"name": "regular", "configuration": {"chunk_shape": [3]}},
     )  # fmt: skip
     stored = np.array([1, 2, 3], "i2").astype(">i2" if endian == "big" else "<i2")
-    tree, shown = seen(written(tmp_path, {"zarr.json": about, "c/0": stored.tobytes()}), 2)
-    assert shown == {"form": "rewritten in metadata" if (coded, endian) == ("<i2", "little") else "decoded"}
-    assert np.asarray(zarr.open_array(memory(tree), mode="r", zarr_format=2)[...]).tolist() == [1, 2, 3]
+    tree, left_out = seen(written(tmp_path, {"zarr.json": about, "c/0": stored.tobytes()}), 2)
+    assert (left_out == {}) == ((coded, endian) == ("<i2", "little"))
+    if not left_out:
+        assert np.asarray(zarr.open_array(memory(tree), mode="r", zarr_format=2)[...]).tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -388,166 +294,13 @@ def test_xarray_opens_a_data_set_of_v3_with_a_scalar_as_v2(tmp_path: Path) -> No
 Check = Callable[[TranslatedView, Path], Awaitable[None]]
 
 
-def on_view(base: Path, version: Literal[2, 3], check: Check, **how: Any) -> None:
+def on_view(base: Path, version: Literal[2, 3], check: Check) -> None:
     async def main() -> None:
-        view = TranslatedView(FileSystemStore(str(base)), version, **how)
+        view = TranslatedView(FileSystemStore(str(base)), version)
         await check(view, base)
         await view.aclose()
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
-
-
-ODD = v2(compressor={"id": Inverted.codec_id})
-CHUNK = Inverted().encode(np.arange(100, dtype="<i4"))
-
-
-@pytest.mark.parametrize("version", [2, 3])
-def test_a_chunk_that_cannot_be_decoded_fails_alone(tmp_path: Path, version: Literal[2, 3]) -> None:
-    async def check(view: TranslatedView, base: Path) -> None:
-        assert bytes(await view.get("a/0.0")) == np.arange(100, dtype="<i4").tobytes()
-        assert bytes(await view.get("a/0.0", 5, 7)) == np.arange(100, dtype="<i4").tobytes()[5:12]
-        assert (await view.info("a/0.1")).size == 400
-        with pytest.raises(ReadError, match=r"a/0\.1: .*decodes to 5 bytes, not 400"):
-            await view.get("a/0.1")
-        for call in (view.info, view.open):
-            with pytest.raises(NotFound):
-                await call("a/1.1")
-        value = await view.open("a/0.0")
-        (base / "a/0.0").write_bytes(Inverted().encode(np.ones(100, "<i4")))
-        await trio.sleep(1.1)
-        with pytest.raises(TargetChanged):
-            await value.read(0, 4)
-        assert bytes(await view.get("a/0.0", 0, 4)) == b"\1\0\0\0"
-        assert (await view.locate("a/0.0")) == {"decoded_from": await view.lower.locate("a/0.0")}
-
-    on_view(written(tmp_path, {"a/.zarray": ODD, "a/0.0": CHUNK, "a/0.1": b"short"}), version, check)
-
-
-def test_opening_a_chunk_again_after_a_rewrite_reads_the_new_data(tmp_path: Path) -> None:
-    def text(items: list[str]) -> bytes:
-        return bytes(numcodecs.VLenUTF8().encode(np.array(items, object)))
-
-    numbers = v2(filters=[{"id": "base64"}])
-    texts = v2(shape=[2], chunks=[2], dtype="|O", fill_value="", filters=[{"id": "vlen-utf8"}],
-               compressor={"id": "zarrfs-test-inverted"})  # fmt: skip
-    tree = {"a/.zarray": numbers, "a/0.0": base64.b64encode(bytes(400)), "b/.zarray": texts,
-            "b/0": Inverted().encode(text(["a", "b"]))}  # fmt: skip
-
-    async def check(view: TranslatedView, base: Path) -> None:
-        old = await view.open("a/0.0")
-        await view.get("a/0.0")
-        await view.get("b/0")
-        (base / "a/0.0").write_bytes(base64.b64encode(bytes([7]) * 400))
-        (base / "b/0").write_bytes(Inverted().encode(text(["longer", "b"])))
-        for key in "a/0.0", "b/0":
-            os.utime(base / key, (1, 1))
-        assert bytes(await view.get("a/0.0")) == bytes([7]) * 400
-        assert bytes(await view.get("b/0")) == text(["longer", "b"])
-        with pytest.raises(TargetChanged):
-            await old.read(0, 4)
-
-    on_view(written(tmp_path, tree), 3, check)
-
-
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *arguments: object) -> None:
-        """Log nothing."""
-
-
-def test_decoded_chunks_are_read_from_a_server_whose_listing_has_no_sizes(tmp_path: Path) -> None:
-    about = v2(filters=[{"id": "base64"}], dimension_separator=".")
-    base = written(tmp_path, {".zgroup": GROUP_2, "a/.zarray": about, "a/0.0": base64.b64encode(bytes(400))})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=base))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-
-    async def main() -> None:
-        view = open_source(f"http://127.0.0.1:{server.server_port}/", Options(view="v3"))
-        try:
-            assert "0.0" in [info.name for info in await listed(view, "a")]
-            value = await view.open("a/0.0")
-            for _ in range(2):
-                assert bytes(await value.read(0, 400)) == bytes(await view.get("a/0.0")) == bytes(400)
-        finally:
-            await view.aclose()
-
-    try:
-        trio.run(main)
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def test_an_open_chunk_of_a_server_is_never_decoded_from_its_next_version(faulty: Faulty) -> None:
-    """The store's cached metadata is that of the old version until the bytes are read."""
-    about = v2(shape=[300_000], chunks=[300_000], dtype="|u1", filters=[{"id": "base64"}], dimension_separator=".")
-    first, then = (base64.b64encode(np.random.default_rng(seed).bytes(300_000)) for seed in (1, 2))
-    url = put_exact(faulty, "replaced", {"a/.zarray": about, ".zgroup": GROUP_2})
-    faulty.put("/replaced/a/0", first)
-
-    async def main() -> None:
-        options = Options(view="v3", retries=0, metadata_ttl=3600.0, array_cache=0, memory_limit=64 << 10, prefetch=0)
-        view = open_source(url, options)
-        try:
-            value = await view.open("a/0")
-            assert bytes(await value.read(0, 300_000)) == base64.b64decode(first)
-            faulty.put("/replaced/a/0", then, tag="2")
-            for _ in range(2):
-                with pytest.raises(TargetChanged):
-                    await value.read(0, 300_000)
-            again = await view.open("a/0")
-            assert bytes(await again.read(0, 300_000)) == base64.b64decode(then)
-        finally:
-            await view.aclose()
-
-    trio.run(main)
-
-
-class _Replaced(FileSystemStore):
-    """A directory store that replaces a chunk between stat and read, once for each of `versions`."""
-
-    chunk = Path()
-    versions: ClassVar[list[bytes]] = []
-
-    async def get(self, key: str, start: int = 0, length: int | None = None) -> Any:
-        if key == "a/0.0" and self.versions:
-            new = self.chunk.with_name("new")
-            new.write_bytes(self.versions.pop())
-            os.utime(new, (len(self.versions) + 1, 1))
-            new.rename(self.chunk)
-        return await super().get(key, start, length)
-
-
-@pytest.mark.parametrize("times", [1, 2, 3])
-def test_a_chunk_that_is_replaced_while_it_is_read_is_decoded_from_one_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
-) -> None:
-    base = written(tmp_path, {".zgroup": GROUP_2, "a/.zarray": ODD, "a/0.0": CHUNK})
-    new = Inverted().encode(bytes([7]) * 400)
-    monkeypatch.setattr(_Replaced, "chunk", base / "a/0.0")
-
-    async def main() -> None:
-        view = TranslatedView(_Replaced(str(base)), 3)
-        try:
-            value = await view.open("a/0.0")
-            monkeypatch.setattr(_Replaced, "versions", [new] * times)
-            with pytest.raises(ReadError) as caught:
-                await value.read(0, 400)
-            assert isinstance(caught.value, TargetChanged) == (times < 3), "or it never stays as it is"
-            assert bytes(await view.get("a/0.0")) == bytes([7]) * 400
-        finally:
-            await view.aclose()
-
-    trio.run(main)
-
-
-def test_transcode_off_leaves_out_arrays_that_need_decoding(tmp_path: Path) -> None:
-    async def check(view: TranslatedView, _base: Path) -> None:
-        assert [info.name for info in await listed(view, "a")] == []
-        why = f"codec {Inverted.codec_id}, which today's readers of Zarr v2 lack"
-        assert await view.left_out("") == {"a": f"{why}: it would have to be decoded, and nothing is (transcode=off)"}
-        assert await view.chunk_form("a") is None
-
-    on_view(written(tmp_path, {"a/.zarray": ODD, "a/0.0": CHUNK}), 2, check, decode=False)
 
 
 # -- shards
@@ -641,7 +394,6 @@ def test_listing_shards_reads_only_the_indexes_that_it_needs(tmp_path: Path) -> 
         assert read == []
         where = await view.locate("1/0")
         assert where == {"url": (base / "c/0/0").as_uri(), "offset": 2, "length": 2}
-        assert await view.chunk_form("") == ("re-laid by ranges", "")
 
     on_view(written(tmp_path, source), 2, check)
 
@@ -699,13 +451,6 @@ def test_names_of_inner_chunks_are_sorted_and_complete(
     assert list(names.inner_names(directory, sorted(set(shards)), after)) == wanted
     huge = InnerNames(found, template, Grid((10**12, 10**12), (1, 1)))
     assert len(list(itertools.islice(huge.inner_names(directory, sorted(set(shards)), ""), 3))) <= 3
-
-
-def test_documents_of_decoded_arrays_name_no_compressor_or_filter(tmp_path: Path) -> None:
-    root = written(tmp_path, {".zarray": ODD, "0.0": CHUNK})
-    two, three = json.loads(seen(root, 2)[0][".zarray"]), json.loads(seen(root, 3)[0]["zarr.json"])
-    assert (two["compressor"], two["filters"]) == (None, None)
-    assert three["codecs"] == [{"name": "bytes", "configuration": {"endian": "little"}}]
 
 
 def test_a_shard_of_another_size_is_another_version() -> None:

@@ -1,0 +1,64 @@
+"""Inner chunks of shards as files: byte ranges of the shards."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zarrfs.errors import TargetChanged
+from zarrfs.store.api import Info, Kind, Store, Value
+from zarrfs.system.buffers import Buffer
+from zarrfs.views.decoded_cache import DecodedCache
+from zarrfs.views.hierarchy import Node
+
+if TYPE_CHECKING:
+    from zarrfs.views.chunks import StoredAt  # imports numpy, which would delay the start of a mount
+
+_INDEXES = 32  # most indexes of shards to read concurrently
+_INDEX_BYTES = 32 << 20  # most bytes of these indexes
+
+
+class InnerChunks:
+    """The inner chunks of the shards of one array."""
+
+    def __init__(self, store: Store, node: Node, indexes: DecodedCache) -> None:
+        """`node` is an array in `store`, `indexes` the cache of the indexes of shards."""
+        from zarrfs.views.chunks import Chunks
+
+        self._chunks = Chunks(store, node, indexes, c_order=True)
+        self.indexes_at_once = max(1, min(_INDEXES, _INDEX_BYTES // max(self._chunks.index_length, 1)))
+
+    async def stored_at(self, index: tuple[int, ...]) -> StoredAt | None:
+        """Return where an inner chunk is stored; None if it is missing. Raise ReadError."""
+        return await self._chunks.stored_at(index)
+
+
+def inner_entry(name: str, at: StoredAt) -> Info:
+    """Return the entry of an inner chunk."""
+    return Info(name, Kind.FILE, at.length, at.info.mode, at.info.mtime_ns, identity=at.info.identity)
+
+
+class Range(Value):
+    """A byte range of an open value, which is closed with the range."""
+
+    __slots__ = ("_offset", "_whole")
+
+    def __init__(self, key: str, info: Info, whole: Value, at: StoredAt) -> None:
+        if whole.size < at.offset + at.length or not _same(whole.info, at.info):
+            whole.close()
+            raise TargetChanged(key, "its shard has changed")
+        version = None if whole.version is None else (whole.version, at.offset, at.length)
+        super().__init__(info, version)
+        self._whole, self._offset = whole, at.offset
+
+    async def read(self, start: int, length: int) -> Buffer:
+        length = max(0, min(length, self.size - start))
+        return await self._whole.read(self._offset + start, length)
+
+    def close(self) -> None:
+        self._whole.close()
+
+
+def _same(one: Info, other: Info) -> bool:
+    """Return whether two entries may describe one version of a file, by the attributes that both have."""
+    known = ((one.size, other.size), (one.mtime_ns, other.mtime_ns), (one.identity, other.identity))
+    return all(None in pair or pair[0] == pair[1] for pair in known)
