@@ -157,9 +157,8 @@ def test_a_bad_document_is_eio_and_the_rest_is_read(tmp_path: Path) -> None:
     (store / "raw/.zarray").write_text('{"zarr_format": 2, "shape": [-1]}')
     with mounted(store, tmp_path / "mnt", "view=v3") as mountpoint:
         assert os.listdir(mountpoint / "raw") == ["zarr.json"]
-        for call in (os.stat, Path.read_bytes):
-            with pytest.raises(OSError, match="Input/output error"):
-                call(mountpoint / "raw/zarr.json")
+        with pytest.raises(OSError, match="Input/output error"):
+            (mountpoint / "raw/zarr.json").read_bytes()
         assert opened(3, mountpoint / "zstd").shape == (6, 7, 8)
     assert "raw/zarr.json" in log_of(mountpoint)
 
