@@ -274,9 +274,9 @@ class AttributeOperations(Operations):
             raise Refused(key, errno.ESTALE)
         self.inodes.bind(inode, file_of(status))
         self._copied.add(inode)
-        for fh in self._opened.get(inode, ()):
+        for file in self._files_of(inode):
             with contextlib.suppress(OSError):  # out of descriptors, for example: the next read tries again
-                self._move_up(self._files[fh])
+                self._move_up(file)
         with contextlib.suppress(OSError):  # owner, blocks and ctime may differ now
             pyfuse3.invalidate_inode(InodeT(inode), attr_only=True)
 
@@ -352,11 +352,7 @@ class AttributeOperations(Operations):
 
     def _held_open(self, inode: int) -> int | None:
         """Return a descriptor of an inode's open file in the upper directory, to save a walk of its path, or None."""
-        for fh in self._opened.get(inode, ()):
-            file = self._files[fh]
-            if file.upper:
-                return file.descriptor
-        return None
+        return next((file.descriptor for file in self._files_of(inode) if file.upper), None)
 
     async def _find(self, inode: int, name: bytes = b"") -> tuple[str, OverlayEntry]:
         """Find an inode, or its entry `name`: return (key, entry of the overlay). Retry after a concurrent change."""
@@ -394,28 +390,15 @@ class AttributeOperations(Operations):
 
     async def _attributes(self, inode: int) -> EntryAttributes:
         gone = self._gone.get(inode)
-        if isinstance(gone, int):
-            return self._fill_status(os.fstat(gone), inode)
-        if gone is not None:
-            return self._fill(self._new_entry(), gone, inode)
-        held = self._held_open(inode)
+        held = gone if isinstance(gone, int) else self._held_open(inode)
         if held is not None:
             return self._fill_status(os.fstat(held), inode)
-        taken = False
+        if isinstance(gone, Info):
+            return self._fill(self._new_entry(), gone, inode)
+        named = None
         with contextlib.suppress(NotFound):
             named = await self._named_attributes(inode)
-            if named is not None:
-                return named
-            taken = True
-        for fh in self._opened.get(inode, ()):  # the file was removed beneath the mount, but it is still open
-            file = self._files[fh]
-            if file.descriptor is not None:
-                return self._fill_status(os.fstat(file.descriptor), inode)
-            if file.value is not None:
-                return self._fill(self._new_entry(), file.value.info, inode)
-        if taken:  # another file has the name; after ESTALE the kernel repeats the lookup
-            raise Refused("", errno.ESTALE)
-        raise NotFound(f"inode {inode}")
+        return named or self._fill(self._new_entry(), self._stat_by_handle(inode), inode)
 
     async def _named_attributes(self, inode: int) -> EntryAttributes | None:
         """Stat an inode by its name; None if another file has that name. Raise NotFound if no file has it."""
