@@ -17,8 +17,7 @@ from pyfuse3 import EntryAttributes, FileInfo, FileNameT, FlagT, InodeT, ModeT, 
 
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, Refused
 from zarrfs.fuse.operations import handler
-from zarrfs.fuse.writable_attributes import changing
-from zarrfs.fuse.writable_handles import HandleOperations
+from zarrfs.fuse.writable_files import FileOperations, changing
 from zarrfs.store.api import SET_IDS, join_key, split_key
 from zarrfs.store.overlay import OverlayEntry
 from zarrfs.store.upper import OPAQUE, hidden_name, remove_unfinished
@@ -29,7 +28,7 @@ _NAMED = frozenset(("create", "mkdir", "mknod", "symlink", "unlink", "rmdir", "r
 
 
 
-class WritableOperations(HandleOperations):
+class WritableOperations(FileOperations):
     """All handlers of a writable mount. New files belong to their creator; the kernel checks permissions."""
 
     def describe(self, operation: str, number: object, name: object = b"") -> str:
