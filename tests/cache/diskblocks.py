@@ -146,7 +146,7 @@ def churn(directory: str, size: int, seed: int, largest: int) -> None:
 
 def checked_blocks(directory: Path) -> tuple[int, int]:
     """Read every block in a cache directory; return how many there are, and how many of them are damaged."""
-    layout = Layout(str(directory), foreign=True)
+    layout = Layout(str(directory))
     checked = bad = 0
     with contextlib.suppress(FileNotFoundError):
         for row in Index(layout.index()).rows():

@@ -94,24 +94,28 @@ def test_requests_go_through_a_proxy_with_tls(
     secure: str, proxy: Proxy, server: Server, plain: Faulty, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For an https:// URL, TLS to the server runs within TLS to the proxy; http:// requests are forwarded."""
-    url, other, trusted = f"{server()}/value", plain.put("/value", VALUE), f"ca_bundle={authority.file}"
+    url, other = f"{server()}/value", plain.put("/value", VALUE)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
     for one in (url, other):
-        assert read(one, trusted, f"http.proxy=https://joe:a-b_c@{secure}") == VALUE[100:600]
-        assert read(one, trusted, f"http.proxy=https://{secure}", "http.proxy_auth=joe:a-b_c") == VALUE[100:600]
+        assert read(one, f"http.proxy=https://joe:a-b_c@{secure}") == VALUE[100:600]
+        assert read(one, f"http.proxy=https://{secure}", "http.proxy_auth=joe:a-b_c") == VALUE[100:600]
         with pytest.raises(AccessDenied, match="HTTP status 407"):
-            read(one, trusted, f"http.proxy=https://{secure}")
+            read(one, f"http.proxy=https://{secure}")
     monkeypatch.setenv("HTTPS_PROXY", f"https://joe:a-b_c@{secure}")
-    assert read(url, trusted) == VALUE[100:600]
+    assert read(url) == VALUE[100:600]
     assert len([line for line in proxy.requests() if line.startswith("CONNECT")]) == 4
 
 
-def test_a_connection_that_the_proxy_refuses_is_closed(secure: str, server: Server, authority: Authority) -> None:
+def test_a_connection_that_the_proxy_refuses_is_closed(
+    secure: str, server: Server, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is closed explicitly, not by the garbage collector, which would issue a ResourceWarning."""
     url = f"{server()}/value"
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)
         with pytest.raises(AccessDenied, match="HTTP status 407"):
-            read(url, f"ca_bundle={authority.file}", f"http.proxy=https://{secure}")
+            read(url, f"http.proxy=https://{secure}")
         gc.collect()
     assert not [warning for warning in caught if "ssl.SSLSocket" in str(warning.message)]
 
@@ -133,12 +137,12 @@ def test_an_https_proxy_that_does_not_speak_tls_is_an_error(proxy: Proxy, plain:
 
 
 def test_the_server_s_certificate_is_verified_behind_the_proxy(
-    secure: str, server: Server, authority: Authority
+    secure: str, server: Server, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
     with pytest.raises(ReadError, match="/value: its certificate is refused: "):
         read(
-            f"{server('elsewhere', '192.0.2.1')}/value", f"ca_bundle={authority.file}",
-            f"http.proxy=https://joe:a-b_c@{secure}",
+            f"{server('elsewhere', '192.0.2.1')}/value", f"http.proxy=https://joe:a-b_c@{secure}",
         )  # fmt: skip
 
 
@@ -149,22 +153,23 @@ def test_the_server_s_certificate_is_verified_behind_the_proxy(
 def test_requests_go_through_a_socks_proxy(
     scheme: str, server: Server, plain: Faulty, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url, other, trusted = f"{server()}/value", plain.put("/value", VALUE), f"ca_bundle={authority.file}"
+    url, other = f"{server()}/value", plain.put("/value", VALUE)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
     with socks() as bare, socks("-u", "joe", "-P", "a:b/c") as guarded:
         for one in (url, other):
-            assert read(one, trusted, f"http.proxy={scheme}://{bare}") == VALUE[100:600]
-            assert read(one, trusted, f"http.proxy={scheme}://joe:a%3Ab%2Fc@{guarded}") == VALUE[100:600]
+            assert read(one, f"http.proxy={scheme}://{bare}") == VALUE[100:600]
+            assert read(one, f"http.proxy={scheme}://joe:a%3Ab%2Fc@{guarded}") == VALUE[100:600]
             own = f"http.proxy={scheme}://{guarded}"
-            assert read(one, trusted, own, "http.proxy_auth=joe:a:b/c") == VALUE[100:600]
+            assert read(one, own, "http.proxy_auth=joe:a:b/c") == VALUE[100:600]
         for wrong in (f"joe:no@{guarded}", guarded):
             with pytest.raises(AccessDenied, match=rf"proxy {guarded}: .*\(http.proxy_auth=\)"):
-                read(url, trusted, f"http.proxy={scheme}://{wrong}")
+                read(url, f"http.proxy={scheme}://{wrong}")
         with pytest.raises(ReadError, match=f"proxy {bare}: connection refused"):
             read(f"https://127.0.0.1:{free_port()}/value", f"http.proxy={scheme}://{bare}")
         monkeypatch.setenv("ALL_PROXY", f"{scheme}://{bare}")
-        assert read(url, trusted) == VALUE[100:600]
+        assert read(url) == VALUE[100:600]
     with pytest.raises(ReadError, match=f"proxy {bare}: Connection refused"):
-        read(url, trusted)
+        read(url)
 
 
 def test_the_socks_scheme_decides_who_resolves_names(plain: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,7 +168,6 @@ def test_a_private_authority_named_by_the_environment_is_trusted(
         ("SSL_CERT_FILE", {}, True),
         ("SSL_CERT_DIR", {}, True),
         ("REQUESTS_CA_BUNDLE", {}, False),  # for other clients
-        ("SSL_CERT_FILE", {"ca_bundle": "/etc/ssl/certs"}, False),
         ("AWS_CA_BUNDLE", {"client": "fsspec"}, True),
         ("AWS_CA_BUNDLE", {"client": "obstore"}, True),
         ("SSL_CERT_DIR", {"client": "auto"}, True),
@@ -178,7 +177,7 @@ def test_a_private_authority_named_by_the_environment_is_trusted(
 def test_a_variable_that_names_no_certificates_is_an_error(
     monkeypatch: pytest.MonkeyPatch, server: Server, variable: str, options: dict[str, Any], refused: bool
 ) -> None:
-    """The variable is no error where its certificates are not needed, as with ca_bundle= or without TLS."""
+    """The variable is no error where its certificates are not needed, as without TLS."""
     monkeypatch.setenv(variable, "/nope/ca.pem")
     monkeypatch.setattr(tls, "_plain_contexts", {})
     url = "s3://b/x" if "client" in options else f"{server()}/x"
@@ -213,23 +212,16 @@ def test_a_refused_certificate_is_an_error_without_retries(
     assert "attempts" not in told
 
 
-def test_an_authority_named_by_an_option_is_trusted(tmp_path: Path, server: Server, authority: Authority) -> None:
+def test_a_directory_of_authorities_is_trusted(
+    tmp_path: Path, server: Server, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url, hashed = server(), tmp_path / "hashed"
     hashed.mkdir()
     shutil.copy(authority.file, hashed / "ours.pem")
     subprocess.run(["openssl", "rehash", hashed], check=True, capture_output=True)
-    for place in (authority.file, hashed):
-        assert cat(tmp_path, url, None, f"ca_bundle={place}").stdout == VALUE[100:5100]
     assert cat(tmp_path, url, None, "https.verify_ssl=false").stdout == VALUE[100:5100]
-
-
-@pytest.mark.parametrize("bundle", ["none.pem", "empty.pem"])
-def test_an_unreadable_ca_bundle_is_an_error(tmp_path: Path, server: Server, bundle: str) -> None:
-    (tmp_path / "empty.pem").touch()
-    done = cat(tmp_path, server(), None, f"ca_bundle={tmp_path}/{bundle}")
-    assert done.returncode == 1
-    assert f"{tmp_path}/{bundle}: cannot be used: ".encode() in done.stderr
-    assert done.stderr.count(b"\n") == 1
+    monkeypatch.setenv("SSL_CERT_DIR", str(hashed))
+    assert cat(tmp_path, url, None).stdout == VALUE[100:5100]
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -276,10 +268,11 @@ def test_a_server_that_does_not_speak_tls_is_an_error(tmp_path: Path) -> None:
 
 @contextlib.asynccontextmanager
 async def opened(authority: Authority) -> AsyncIterator[HttpSystem]:
-    options = parse([f"ca_bundle={authority.file}"]).options
-    system = HttpSystem(options, Trust(options))
-    yield system
-    await system.aclose()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_FILE", str(authority.file))
+        system = HttpSystem(Options(), Trust(Options()))
+        yield system
+        await system.aclose()
 
 
 def test_a_wrong_certificate_is_refused_despite_earlier_sessions(authority: Authority) -> None:

@@ -25,7 +25,6 @@ from zarrfs.cache.diskindex import PIECE_KEY, Index, IndexRow
 from zarrfs.cache.diskspace import Busy, Segment, Space
 from zarrfs.cache.fetchlocks import FetchLocks, Lease
 from zarrfs.concurrency.lru import LRU
-from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import reason_of
 from zarrfs.net.versions import TargetVersion
 from zarrfs.system.buffers import Buffer, read_all, unfilled
@@ -132,13 +131,13 @@ class DiskCache:
         if not newer_than < seen / 1e9 < time.time() + SKEW:
             return None
         try:
-            return parse_record(data)[0]
+            return _parse_record(data)
         except DamagedBlock:
             return None
 
     def remember(self, target: str, version: TargetVersion) -> None:
         """Record that the server of `target` has just reported this version."""
-        about = {"tag": version.tag, "size": version.size, "target": without_secrets(target)}
+        about = version._asdict()
         key = hash_of(target)
         self._enqueue(_Put(key, key[:8], time.time_ns(), memoryview(json.dumps(about).encode())))
 
@@ -671,11 +670,10 @@ def _opened(layout: Layout, row: IndexRow, now: bool = False) -> Iterator[tuple[
         os.close(fd)
 
 
-def parse_record(text: bytes) -> tuple[TargetVersion, str]:
-    """Return (version, target without secrets) of a version record. Raise DamagedBlock if it is not one."""
+def _parse_record(text: bytes) -> TargetVersion:
     try:
         about = json.loads(text)
-        return TargetVersion(about["tag"], about["size"]), about["target"]
+        return TargetVersion(about["tag"], about["size"])
     except (ValueError, KeyError, TypeError):
         raise DamagedBlock("no version record") from None
 

@@ -88,12 +88,12 @@ def make_private_directory(path: str) -> None:
 class Layout:
     """The directory LAYOUT in a cache directory, that of blobs, and the index, each kept open after its first use.
 
-    Methods raise OSError: FileNotFoundError if a file or directory does not exist yet; PermissionError, unless
-    `foreign`, for a directory private to another user, because root would trust data that this user can change.
+    Methods raise OSError: FileNotFoundError if a file or directory does not exist yet; PermissionError for a
+    directory private to another user, because root would trust data that this user can change.
     """
 
-    def __init__(self, directory: str, foreign: bool = False) -> None:
-        self.directory, self._foreign = directory, foreign
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
         self._open: dict[str, Handle] = {}  # by name; "" is LAYOUT itself
         self._mode = 0o700  # of directories: the users who may write to the cache directory may also write below it
         self.local = False  # on a file system that never waits for a server
@@ -220,7 +220,7 @@ class Layout:
                 _set_mode(Handle(os.open(path, _DIRECTORY)), mode)
             root = Handle(os.open(path, _DIRECTORY))
         status = os.fstat(root)
-        if status.st_uid not in (0, os.geteuid()) and not status.st_mode & 0o022 and not self._foreign:
+        if status.st_uid not in (0, os.geteuid()) and not status.st_mode & 0o022:
             raise PermissionError(errno.EACCES, f"{LAYOUT} in it belongs to user {status.st_uid} alone")
         self._mode = status.st_mode & 0o777
         self.local, self.shared = is_local(root), is_shared(root)

@@ -52,11 +52,6 @@ class IndexRow(NamedTuple):
         """The end of a piece in its target."""
         return self.start + self.length
 
-    @property
-    def is_record(self) -> bool:
-        """Return whether the row leads to a version record."""
-        return self.key[:8] == self.target
-
 
 class Index:
     """The table in `file`, an open descriptor. Reads are thread-safe. Methods raise OSError."""

@@ -93,10 +93,10 @@ class Space:
         self.limit, self._min_free = limit, min_free
 
     @contextlib.contextmanager
-    def locked(self, patience: float = PATIENCE) -> Iterator[None]:
-        """Hold the write lock, or none if the file system has no locks. Raise Busy after `patience` seconds."""
+    def locked(self) -> Iterator[None]:
+        """Hold the write lock, or none if the file system has no locks. Raise Busy if others keep it."""
         self._layout.is_gone()
-        file, end = self._layout.index(make=True), time.monotonic() + patience
+        file, end = self._layout.index(make=True), time.monotonic() + PATIENCE
         try:
             while not (locked := try_lock(file, LOCKS)):
                 if time.monotonic() > end:

@@ -242,11 +242,6 @@ class Options:
         "Access S3, GCS and Azure with obstore or fsspec's own clients. auto takes obstore if it is installed and "
         "supports the options given.",
     )
-    ca_bundle: str | None = _option(
-        "fetch", "Network", None, path, "FILE",
-        "Verify servers with the certificate authorities in FILE (PEM, or a directory of such files) instead of the "
-        "system's. Set it for servers of a private authority.",
-    )
     # -- Ownership and permissions
     allow_other: bool = _option(
         "mount", "Ownership and permissions", False, flag, "",

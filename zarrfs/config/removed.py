@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 # the name, with "_", and what to do instead, without a full stop: "set cache_dir= and read the keys once"
 OPTIONS: Mapping[str, str] = {
+    "ca_bundle": "set SSL_CERT_FILE in the environment",
     "compat": "a file of an archive whose size is larger than its data cannot be read",
     "log_format": "lines of the log are text; the journal has the facts of a failure as fields",
     "metrics": "`zarrfs stats --prometheus` prints all mounts, for the textfile collector",

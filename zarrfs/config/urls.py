@@ -6,7 +6,7 @@ import base64
 import functools
 import re
 from typing import TYPE_CHECKING
-from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.parse import unquote_to_bytes
 
 from zarrfs.config.redaction import split_chain
 
@@ -171,12 +171,3 @@ def join(base: str, relative: str) -> str | None:
         elif segment != ".":
             found.append(segment)
     return f"{head}://{host}/{'/'.join(found)}{query}"
-
-
-def same_server(one: str, other: str) -> bool:
-    """Return whether two URLs have the same protocol and server (or bucket); False for chains."""
-    try:
-        a, b = urlsplit(one), urlsplit(other)
-    except ValueError:
-        return False
-    return bool(a.netloc) and "::" not in one + other and (a.scheme, a.netloc) == (b.scheme, b.netloc)

@@ -42,7 +42,6 @@ class Server:
         self.tls, self.proxy = tls, proxy
         # whether requests are sent to the proxy itself, rather than through a tunnel to the server
         self.forwarded = proxy is not None and not proxy.is_socks and scheme == "http"
-        self._proxys = Tls(tls.authorities)  # a proxy is always verified, because it may get a password of its own
         self.host = f"[{name.partition('%')[0]}]" if ":" in name else name
         if port != (443 if scheme == "https" else 80):
             self.host += f":{port}"
@@ -79,7 +78,7 @@ class Server:
         try:
             with contextlib.ExitStack() as closing, trio.fail_after(patience):
                 if proxy.scheme == "https":
-                    connection = Connection(await encrypted(connection.sock, self._proxys, proxy.host, where), True)
+                    connection = Connection(await encrypted(connection.sock, Tls(), proxy.host, where), True)
                     closing.callback(connection.close)  # the caller can close only the old socket, which is detached
                 if not self.forwarded:
                     await tunnel(connection, proxy, self.name, self.port, where, self.guarded)

@@ -53,7 +53,7 @@ def _seconds_until(retry_after: str) -> float:
 
 def certificate_refused(why: str) -> str:
     """Return the message for a server's certificate that is not accepted."""
-    return f"its certificate is refused: {why} (-o ca_bundle= or $SSL_CERT_FILE names a site's own authority)"
+    return f"its certificate is refused: {why} ($SSL_CERT_FILE names a site's own authority)"
 
 
 def failure(exc: Exception, where: str, timeout: float) -> Exception:

@@ -32,7 +32,6 @@ _ABOUT_CLIENT = (
 class Tls(NamedTuple):
     """Authentication of a server and of the client; paths of PEM files."""
 
-    authorities: str = ""  # a file or directory of certificates; "": those of the system, or $SSL_CERT_FILE
     verify: bool = True
     certificate: str = ""  # of the client, with its key unless that has a file of its own
     key: str = ""
@@ -162,14 +161,15 @@ def tls_reason(exc: ssl.SSLError, whose: str) -> str:
 
 async def context_of(tls: Tls, where: str) -> ssl.SSLContext:
     """Return the context for `tls`; read its files again if they have changed. Raise ReadError if that fails."""
-    named = [path for path in (tls.authorities, tls.certificate, tls.key) if path]
+    authorities = os.environ.get("SSL_CERT_FILE", "") if tls.verify else ""
+    named = [path for path in (authorities, tls.certificate, tls.key) if path]
     if not named and tls in _plain_contexts:
         return _plain_contexts[tls]
-    if tls.verify and not tls.authorities:
+    if tls.verify:
         check_variables("http", where)
 
     def make() -> ssl.SSLContext:
-        return _made(tls, tuple(os.stat(path).st_mtime_ns for path in named))
+        return _made(tls, authorities, tuple(os.stat(path).st_mtime_ns for path in named))
 
     try:
         found = await trio.to_thread.run_sync(make)
@@ -185,11 +185,8 @@ _plain_contexts: dict[Tls, ssl.SSLContext] = {}  # contexts without files of the
 
 
 @functools.lru_cache(32)
-def _made(tls: Tls, _changed: tuple[int, ...]) -> ssl.SSLContext:
-    directory = os.path.isdir(tls.authorities)
-    context = ssl.create_default_context(
-        cafile=None if directory else tls.authorities or None, capath=tls.authorities if directory else None
-    )
+def _made(tls: Tls, _authorities: str, _changed: tuple[int, ...]) -> ssl.SSLContext:
+    context = ssl.create_default_context()  # with the authorities of the system, or of $SSL_CERT_FILE
     context.set_alpn_protocols(["http/1.1"])
     if not tls.verify:
         context.check_hostname = False

@@ -127,7 +127,7 @@ class Web:
 
     def __init__(self, options: Options, trust: Trust, anonymous: bool = False) -> None:
         self._trust, self._anonymous = trust, anonymous
-        self._authorities, self._timeout = options.ca_bundle or "", options.request_timeout
+        self._timeout = options.request_timeout
         self._pool = Pool()
         self._sites: LRU[object, _Site] = LRU(_SITES, lambda site: self._pool.forget(site.server))
         self._final: LRU[str, tuple[str, float]] = LRU(_REMEMBERED)  # by URL: (where it leads, when to forget that)
@@ -233,7 +233,7 @@ class Web:
         given = self._trust.given(url, redirected)
         personal = given.personal and not self._anonymous
         configured = configuration(names("http")) if personal else {}
-        options = web_options({**configured, **given.options}, self._authorities, where)
+        options = web_options({**configured, **given.options}, where)
         guarded = self._trust.must_be_public(scheme, name, port)
         address = literal(name) if guarded else None
         if address is not None and not is_public(address):

@@ -62,18 +62,18 @@ def check_web_options(options: Options) -> None:
     """Raise ReadError for an option of HTTP servers that is not understood."""
     for name, given in options.storage.items():
         if names(name.partition("://")[0])[0] == "http":
-            web_options(given, "", name)
+            web_options(given, name)
 
 
-def web_options(options: Mapping[str, Any], authorities: str, where: str) -> WebOptions:
+def web_options(options: Mapping[str, Any], where: str) -> WebOptions:
     """Translate the storage options of a place. Raise ReadError for what is not understood."""
     try:
-        return _translated(options, authorities)
+        return _translated(options)
     except (ValueError, TypeError, AttributeError) as exc:
         raise ReadError(where, f"cannot be requested with these options: {exc}") from exc
 
 
-def _translated(options: Mapping[str, Any], authorities: str) -> WebOptions:
+def _translated(options: Mapping[str, Any]) -> WebOptions:
     client = options.get("client_kwargs") or {}
     unknown = [f"http.{name}" for name in options if name not in _KNOWN | _INDIFFERENT]
     unknown += [f"http.client_kwargs has {name}" for name in client if name not in _CLIENT]
@@ -95,7 +95,7 @@ def _translated(options: Mapping[str, Any], authorities: str) -> WebOptions:
     if given("proxy"):
         _parsed_proxy(str(given("proxy")), "http.proxy=", proxy_user)  # fail before anything is mounted
     verify = options.get("ssl") is not False and options.get("verify_ssl") is not False
-    tls = Tls(authorities, verify, _path(options.get("client_cert")), _path(options.get("client_key")))
+    tls = Tls(verify, _path(options.get("client_cert")), _path(options.get("client_key")))
     most = options.get("max_redirects", _REDIRECTS)
     if not isinstance(most, int) and not str(most).isdecimal():
         raise ValueError("http.max_redirects is not a whole number")
