@@ -511,7 +511,7 @@ def test_every_command_reads_the_file(user: Path, references: Path) -> None:
     write(user, f'[options]\nretries = 3\n[source.short]\nsource = "{document}"\n')
     assert run("ls", "short").stdout == run("ls", document).stdout != ""
     write(user, "[options]\nretrys = 1\n")
-    for words in ["ls", document], ["cache", "ls"], ["mount", document, "/mnt"]:
+    for words in ["ls", document], ["mount", document, "/mnt"]:
         done = run(*words)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr == f"zarrfs: {user}: [options] retrys: unknown option (did you mean retries?)\n"
