@@ -27,7 +27,7 @@ from cryptography.x509.oid import NameOID
 
 from tests.conftest import PROGRAM
 from tests.servers import free_port
-from zarrfs.config.options import Options, parse
+from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
 from zarrfs.net import tls
 from zarrfs.net.http import HttpSystem
