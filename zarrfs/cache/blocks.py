@@ -299,8 +299,6 @@ class Blocks:
     async def _from_server(self, wanted: BlockRequest, ahead: bool) -> Buffer:
         pins = self._pins
         await pins.begin(wanted)
-        if self._disk is not None:
-            await self._disk.catch_up()
         while True:
             pin = pins.get(wanted.at)
             before = None if pin is None else pin.version

@@ -82,15 +82,11 @@ class DiskCache:
     seconds for each reason. Then nothing is written for a while, but blocks are still read.
     """
 
-    def __init__(
-        self, directory: str, size: int, min_free: int, queue: int = QUEUE, bounded: bool = True
-    ) -> None:  # fmt: skip
+    def __init__(self, directory: str, size: int, min_free: int, queue: int = QUEUE) -> None:
         """Keep at most `size` bytes, leave `min_free` bytes of the disk free, and queue at most `queue` bytes.
 
-        Unless `bounded`, more bytes may be queued, and the caller should wait while is_behind(). Nothing on the disk
-        is accessed yet.
+        Nothing on the disk is accessed yet.
         """
-        self._bounded = bounded
         self._layout = Layout(directory)
         self._space = Space(self._layout, size, min_free)
         self._index: Index | None = None
@@ -203,10 +199,6 @@ class DiskCache:
         """Release a lease when all blocks queued before are visible to other processes, or dropped."""
         if not lease.held or self._closed or not self._enqueue(lease):
             self.leases.release(lease)
-
-    def is_behind(self) -> bool:
-        """Return whether more than half of the bytes that may be queued are queued."""
-        return 2 * self._queued > self._queue_max
 
     def stats(self) -> dict[str, int]:
         """Return counts since the start: "dropped" blocks were not written; "evicted" are files."""
@@ -348,7 +340,7 @@ class DiskCache:
         size = len(job.data) if isinstance(job, _Put) else 0
         with self._lock:
             if isinstance(job, _Put):
-                room = not self._bounded or not self._queued or self._queued + size <= self._queue_max
+                room = not self._queued or self._queued + size <= self._queue_max
                 if self._closed or time.monotonic() < self._until or not room or not self._space.fits(size):
                     self._counts["dropped"] += not self._closed
                     return False

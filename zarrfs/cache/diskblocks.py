@@ -31,7 +31,6 @@ _AT_ONCE = 4 << 20  # bytes that are read in one round of the loop
 _VALID = 3600.0  # seconds for which blocks are used before the server is asked whether the target has changed
 _READERS = 16  # threads that read blocks
 _QUEUE_SHARE = 8  # blocks that wait for the disk may take 1/8 of the memory
-_BEHIND = 0.02  # seconds between checks of a disk that is slower than the server
 _PATIENCE = 4.0  # seconds for writing queued blocks when the process ends; less than a daemon has for its end
 # A lease holder is too slow after _SLOW times the usual duration of a request (_USUAL seconds before one is known),
 # and at least _SLOW_LEAST seconds; in any case after a quarter of read_timeout=.
@@ -54,13 +53,12 @@ class DiskBlocks:
         self.options = options
         self._pins, self._usual = pins, usual
         self._cache = DiskCache(
-            options.cache_dir, options.cache_size, options.cache_min_free, queue_size(options), not options.fills
+            options.cache_dir, options.cache_size, options.cache_min_free, queue_size(options)
         )
         pins.remember = self._remember
         self._targets: LRU[Target, str] = LRU(_TARGETS)
         self._readers = trio.CapacityLimiter(_READERS)
         self._round = PassLimit(_AT_ONCE)
-        self._slow = trio.Lock()  # held by the one task that polls the disk
 
     def adjust(self, options: Options) -> None:
         """Apply changed options. A smaller bound takes effect when space on the disk is next reserved."""
@@ -245,13 +243,6 @@ class DiskBlocks:
         self._cache.write(self._target(wanted), version, wanted.start, found.data, run)
         if pin is not None:
             self._pins.note(wanted, pin, version)
-
-    async def catch_up(self) -> None:
-        """With Options.fills, which drops no block for a full queue, wait while the disk is slower than the server."""
-        if self.options.fills and self._cache.is_behind():
-            async with self._slow:
-                while self._cache.is_behind():  # noqa: ASYNC110  # it is a thread's, and a wait for it has no other end
-                    await trio.sleep(_BEHIND)
 
     # -- leases
 

@@ -358,8 +358,6 @@ class Options:
     # internal: which outages are waited for until read_timeout: "none", those of a server that has "answered" before,
     # or "all"
     wait_for_outages: str = "answered"
-    # internal: blocks are fetched to fill the cache on disk, so they wait for the disk rather than being dropped
-    fills: bool = False
     # internal: the mount ends when the process of this id ends; 0: no such process
     owner: int = 0
     # per protocol: -o s3.anon=true,s3.endpoint_url=...; per host or bucket: "s3://bucket" as the first key
