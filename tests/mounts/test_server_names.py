@@ -91,3 +91,39 @@ def test_a_listing_that_takes_longer_than_metadata_ttl_ends(bucket: Bucket, ttl:
     bucket.delay = 1.1
     with mounted("s3://b/x", tmp_path / "mnt", f"{bucket.option},metadata_ttl={ttl}") as mount:
         assert len(below(mount)) == 15**3
+
+
+@pytest.mark.promise("S54")
+def test_a_directory_without_a_listing_is_an_error_and_not_skipped(tmp_path: Path) -> None:
+    """The server answers 404 to requests for the listing of a directory that the listing above it shows."""
+    root = tmp_path / "root"
+    group = zarr.open_group(str(root), mode="w", zarr_format=2)
+    group.create_group("deep").create_array("x", shape=(3,), chunks=(1,), dtype="i4")[:] = [1, 2, 3]
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments, directory=str(root))
+
+        def log_message(self, *arguments: object) -> None:
+            """Write no log."""
+
+        def list_directory(self, path: Any) -> Any:
+            if self.path != "/":
+                self.send_error(404)
+                return None
+            return super().list_directory(path)
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with mounted(url, tmp_path / "mnt", "retries=0") as mount:
+            assert "deep" in os.listdir(mount)
+            done = subprocess.run(["find", "."], cwd=mount, capture_output=True, timeout=60, check=False)
+            assert done.returncode == 1
+            assert (mount / "deep/x/0").read_bytes()
+        done = run("check", url, "-o", "retries=0")
+        assert done.returncode == 1, done.stdout
+        server.shutdown()

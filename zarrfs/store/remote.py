@@ -279,9 +279,10 @@ class FsspecStore(Store):
         except TargetMissing:
             if not prefix:
                 raise
-            if not (await self._entry(prefix)).directory:
+            entry = (await self._ask(prefix, look=False)).entry  # NotFound, unless only its listing is missing
+            if entry is not None and not entry.directory:
                 raise NotDirectory(prefix) from None
-            raise NotFound(prefix) from None
+            return None
         return None if entries is None else await self._put_listing(prefix, entries, asked)
 
     async def _put_listing(self, prefix: str, entries: list[Entry], asked: float) -> Listing:
