@@ -129,7 +129,7 @@ def test_a_document_that_sqlite_cannot_hold_in_memory_writes_nothing(places: Pla
 
 def test_earlier_cache_files_are_neither_used_nor_removed(places: Places, references: Path, tmp_path: Path) -> None:
     source, kept = references / "combined_v1.json", places.base / "cache/zarrfs/index"
-    while not list(kept.glob("*.known")):  # the index of a document written just now is not remembered
+    while not list(kept.glob("*.index")):  # the index of a document written just now is not remembered
         assert run("ls", source).returncode == 0
     places.seen = places.listing()
     with mounted(source, tmp_path / "mnt", "cache=none") as root:

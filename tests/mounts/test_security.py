@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import functools
 import gzip
-import hashlib
 import json
 import os
 import shutil
@@ -94,33 +93,6 @@ def test_a_set_user_id_program_in_an_archive_gives_no_rights(place: Path) -> Non
 
 
 # -- other users and shared directories
-
-
-def planted(directory: Path, source: Path) -> str:
-    """Replace the index by a forged one of another user, whose name has the right hashes; return that name."""
-    [index] = directory.glob("*.index")
-    data = index.read_bytes().replace(b"genuine", b"forged!")
-    index.unlink()
-    for known in directory.glob("*.known"):
-        known.unlink()
-    digest = index.name.split(".")[0]
-    name = f"{digest}.{hashlib.sha256(data).hexdigest()}.index"
-    (directory / name).write_bytes(data)
-    os.chown(directory / name, MALLORY, MALLORY)
-    return name
-
-
-def test_an_index_that_another_user_has_planted_is_not_believed(place: Path) -> None:
-    """The index is in a directory like /tmp, where every user may create files but not remove those of others."""
-    (place / "index").mkdir()
-    (place / "index").chmod(0o1777)
-    (place / "mnt").mkdir()
-    source, options = document(place, {"a": "genuine"}), f"index_dir={place}/index"
-    with mounted(source, place / "mnt", options) as root:
-        assert (root / "a").read_text() == "genuine"
-    planted(place / "index", source)
-    with mounted(source, place / "mnt", options) as root:
-        assert (root / "a").read_text() == "genuine"
 
 
 @pytest.mark.parametrize("spoil", [lambda path: path.chmod(0o777), lambda path: os.chown(path, MALLORY, MALLORY)])

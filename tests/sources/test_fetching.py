@@ -135,8 +135,8 @@ def test_a_found_index_is_not_looked_up_again(faulty: Faulty, tmp_path: Path, mo
     options = Options(index_dir=str(tmp_path), retries=0, client="fsspec")
     url = faulty.put("/pruned.json", b'{"a": "first"}')
     first = prepare.prepare(url, options)
-    answers = iter([prepare.IndexCache.recall])
-    monkeypatch.setattr(prepare.IndexCache, "recall", lambda *args: next(answers, lambda *args: None)(*args))
+    answers = iter([prepare.IndexCache.find])
+    monkeypatch.setattr(prepare.IndexCache, "find", lambda *args: next(answers, lambda *args: None)(*args))
     assert prepare.prepare(url, options).index == first.index
 
 

@@ -1,4 +1,4 @@
-"""The index cache: indexes are found again, and not trusted if their content does not match their name."""
+"""The index cache: an index is made once, by one process, in a directory of one's own."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import errno
 import gzip
 import json
 import os
-import stat
 import subprocess
-from collections.abc import Callable, Iterator
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 import trio
 
-from tests.conftest import open_descriptors
+from tests.conftest import PROGRAM, open_descriptors
 from zarrfs.config.options import Options
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import SourceError, UsageError
@@ -44,152 +45,64 @@ def indexes(directory: Path) -> list[Path]:
 def test_an_index_is_made_once(tmp_path: Path) -> None:
     first = plan(tmp_path)
     [path] = indexes(tmp_path)
-    made = path.stat().st_mtime_ns
+    made = path.stat().st_ino
     assert plan(tmp_path) == first
     assert [path] == indexes(tmp_path)
-    assert path.stat().st_mtime_ns == made
+    assert path.stat().st_ino == made
     assert value(first) == VALUE
 
 
-def flip(path: Path) -> None:
-    data = path.read_bytes()
-    assert data.count(VALUE.encode()) == 1
-    path.write_bytes(data.replace(VALUE.encode(), VALUE.upper().encode()))
+def test_an_index_is_compiled_by_one_of_several_processes(tmp_path: Path) -> None:
+    refs = {f"k{number}": VALUE for number in range(100_000)}
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    command = [PROGRAM, "info", "--json", str(tmp_path / "refs.json"), "-o", f"index_dir={tmp_path / 'index'}"]
+    settle = time.time() - 100
+    os.utime(tmp_path / "refs.json", (settle, settle))
+    time.sleep(3.5)  # until any further change would alter the ctime
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(4)]
+    assert len({one.communicate(timeout=120)[0] for one in started}) == 1
+    assert len(indexes(tmp_path)) == 1
 
 
-def cut(path: Path) -> None:
-    os.truncate(path, 4096)
+def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    key = Path(made.index or "").name.partition(".")[0]
+    lock = str(tmp_path / "index" / f"{key}.lock")
+    program = f"import fcntl, time; fcntl.flock(open({lock!r}, 'w'), 2); print(flush=True); time.sleep(99)"
+    holder = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    Path(made.index or "").unlink()
+    threading.Timer(1, holder.kill).start()
+    assert value(plan(tmp_path)) == VALUE
+    assert holder.wait() < 0
 
 
-def empty(path: Path) -> None:
-    os.truncate(path, 0)
-
-
-def writable(path: Path) -> None:
-    path.chmod(0o666)
-
-
-def foreign(path: Path) -> None:
-    os.chown(path, 65534, 65534)
-
-
-def link(path: Path) -> None:
-    path.rename(path.with_name("elsewhere"))
-    path.symlink_to("elsewhere")
-
-
-@pytest.mark.parametrize("damage", [flip, cut, empty, writable, foreign, link])
-def test_an_index_that_is_not_what_it_says(damage: Callable[[Path], None], tmp_path: Path) -> None:
-    plan(tmp_path)
-    [path] = indexes(tmp_path)
-    damage(path)
-    again = plan(tmp_path)
-    assert value(again) == VALUE
-    assert again.index is not None
-    status = os.lstat(again.index)
-    assert (status.st_uid, status.st_mode) == (os.geteuid(), 0o100644)
-
-
-@contextlib.contextmanager
-def user(number: int) -> Iterator[None]:
-    """Run the block as another user; a directory swept before is swept again, as in a new process."""
-    os.seteuid(number)
-    index_cache._swept.clear()
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
-@pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    """Return a directory with a document, and an index directory in which every user may create files."""
-    for above in (tmp_path, *tmp_path.parents):
-        mode = stat.S_IMODE(above.stat().st_mode)
-        if mode & 5 != 5:
-            above.chmod(mode | 0o055)
+@pytest.mark.parametrize("mode", [0o770, 0o777, 0o1777])
+def test_a_directory_that_others_may_write_is_refused(mode: int, tmp_path: Path) -> None:
     (tmp_path / "index").mkdir()
-    (tmp_path / "index").chmod(0o1777)
-    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": {"k": VALUE}}))
-    return tmp_path
+    (tmp_path / "index").chmod(mode)
+    with pytest.raises(UsageError, match="may be written by other users"):
+        plan(tmp_path)
 
 
-root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes several users")
-
-
-@root
-def test_users_may_share_an_index_directory(shared: Path) -> None:
-    # both indexes have the same bytes; under one name, the sticky bit would let only the first user replace it
-    made = {}
-    for number in (65534, 65533, 65534, 65533):
-        with user(number):
-            made[number] = plan(shared)
-            assert value(made[number]) == VALUE
-            assert os.stat(made[number].index or "").st_uid == number
-    assert made[65534].index != made[65533].index
-    assert len([path for path in indexes(shared) if path.suffix == ".index"]) == 2, "each is found again"
-
-
-@root
-def test_each_user_of_a_shared_directory_recognises_documents(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zarrfs.documents.document._SETTLED_NS", -1)
-    monkeypatch.setattr("zarrfs.documents.document.keeps_ctime", lambda _: True)  # even on a container's overlayfs
-    for number in (65534, 65533):
-        with user(number):
-            first = plan(shared)
-            with monkeypatch.context() as patched:
-                patched.setattr(index_cache.IndexCache, "find", None)  # find() hashes the document
-                assert plan(shared).index == first.index
-
-
-def test_a_document_is_recognised_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zarrfs.documents.document._SETTLED_NS", -1)
-    monkeypatch.setattr("zarrfs.documents.document.keeps_ctime", lambda _: True)  # even on a container's overlayfs
-    before = os.umask(0o002)
-    try:
-        first = plan(tmp_path)
-        monkeypatch.setattr(index_cache.IndexCache, "find", None)  # find() hashes the document
-        assert plan(tmp_path).index == first.index
-    finally:
-        os.umask(before)
-
-
-@root
-def test_files_of_other_users_are_not_removed(shared: Path) -> None:
-    with user(65534):
-        plan(shared)
-    names = [shared / "index" / f".zarrfs-{number}.tmp" for number in range(6)]
-    for number, path in enumerate(names):
-        path.touch()
-        os.utime(path, (0, 0))
-        os.chown(path, 65533 + number % 2, -1)
-    with user(65533):
-        plan(shared)  # removes abandoned files
-        assert [path.exists() for path in names] == [False, True] * 3
-
-
-@pytest.mark.timeout(30)
-def test_a_fifo_in_place_of_an_index_is_replaced(tmp_path: Path) -> None:
-    plan(tmp_path)
-    [path] = indexes(tmp_path)
-    path.unlink()
-    os.mkfifo(path, 0o644)
+def test_a_damaged_index_is_made_again(tmp_path: Path) -> None:
+    path = Path(plan(tmp_path).index or "")
+    path.write_bytes(path.read_bytes()[:-4096])
     assert value(plan(tmp_path)) == VALUE
 
 
+def test_an_index_that_is_unused_for_a_month_is_removed(tmp_path: Path) -> None:
+    path = Path(plan(tmp_path).index or "")
+    old = time.time() - 31 * 86_400
+    os.utime(path, (old, old))
+    index_cache._swept.clear()
+    plan(tmp_path, type="references")
+    assert not path.exists()
+
+
 def test_each_set_of_options_has_its_own_index(tmp_path: Path) -> None:
-    assert plan(tmp_path).index != plan(tmp_path, strict=True).index
-
-
-def test_abandoned_files_are_removed_after_a_day(tmp_path: Path) -> None:
-    (tmp_path / "index").mkdir()
-    old, new = tmp_path / "index/.zarrfs-1.tmp", tmp_path / "index/.zarrfs-2.tmp"
-    old.touch()
-    new.touch()
-    os.utime(old, (0, 0))
-    plan(tmp_path)
-    assert not old.exists()
-    assert new.exists()
+    assert plan(tmp_path).index != plan(tmp_path, type="references").index
 
 
 def test_an_index_directory_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:

@@ -209,15 +209,8 @@ def open_plan(plan: Plan, options: Options) -> Store:
 
 
 def fingerprint(plan: Plan) -> str:
-    """Return an identifier of this version of a document; "" for a source without one, such as a directory.
-
-    It is the digest of the document, if that is known, rather than the name of its index, which also depends on
-    options, such as whether there are blobs.
-    """
-    if plan.digest:
-        return plan.digest
-    name = os.path.basename(plan.index or "")
-    return name.partition(".")[0] if re.fullmatch(r"[0-9a-f]{64}\.[0-9a-f]{64}\.index", name) else ""
+    """Return an identifier of this version of a document; "" for a source without one, such as a directory."""
+    return plan.digest
 
 
 def variant(plan: Plan, options: Options) -> tuple[str, str, str]:

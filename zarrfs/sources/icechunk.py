@@ -19,7 +19,6 @@ from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing, U
 from zarrfs.icechunk.files import MAGIC
 from zarrfs.icechunk.repository import REF_NAMES, Fetch, Selected, compile_snapshot, select
 from zarrfs.net.responses import System
-from zarrfs.sources.compile_lock import compiling
 from zarrfs.sources.fetching import run
 from zarrfs.sources.index_cache import IndexCache
 from zarrfs.store.indexfile import INDEX_VERSION, IndexWriter
@@ -135,10 +134,8 @@ async def _indexed(plan: Plan, place: str, selected: Selected, options: Options,
     cache = IndexCache(options)
     deadline = time.monotonic() + options.mount_timeout
     # blocks while another process compiles the snapshot: nothing else runs in this child
-    with compiling(cache.lock_path(digest), lambda: cache.recall(digest) or cache.find(digest), deadline) as found:
+    with cache.locked(digest, deadline) as found:
         path = found[0] if found is not None else await _compile(plan, cache, digest, selected, options, fetch)
-        if not cache.temporary:
-            cache.remember(digest, path)
     return dataclasses.replace(
         plan, index=path, temporary=cache.temporary, mtime_ns=selected.snapshot.flushed_at * 1000,
         digest=digest, about=selected.about(),

@@ -1,20 +1,16 @@
-"""The cache directory of indexes: which indexes are trusted, and which may be removed.
+"""The cache directory of indexes: one of the user's own, in which each version of a document has one index.
 
-An index is called DIGEST.SHA256.index. DIGEST is a hash of the document, the options that shape its index, and the
-version of the layout; SHA256 is the hash of the index file itself. An index is not used if it belongs to another user
-than this one or root, if others may write it, or if its content does not match its name.
-
-Hashing a large document and its index at every mount would take longer than everything else. Each user therefore has
-notes STAMP.UID.known of verified indexes. STAMP identifies a version of a document (a local one by its attributes from
-stat(2), including ctime) and the options. The note holds the name of the index and its attributes from stat(2) when it
-was verified. A small index is hashed in any case, so it need not be synced to disk before it is used.
+An index is called KEY.index. KEY is a hash of the document's version, the options that shape its index, and the
+version of the layout. A local document is identified by its attributes from stat(2), including ctime, one behind a URL
+by its ETag, any other by its content. A process that compiles a document holds a lock on KEY.lock, which the kernel
+releases with the process; others wait for its index. An index that is unused for a month is removed when another one
+is made.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
+import fcntl
 import os
 import re
 import secrets
@@ -22,99 +18,86 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from zarrfs.config.options import Options
 from zarrfs.errors import SourceError, UsageError, reason_of
-from zarrfs.store.indexfile import add_notes, read_notes
+from zarrfs.store.indexfile import read_notes
 
-_INDEX_NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.index")
-_SCRATCH_NAME = re.compile(r"\.zarrfs-.*\.tmp")  # files that are being written, and lock files
+_INDEX_NAME = re.compile(r"[0-9a-f]{64}\.index")
+_SCRATCH_NAME = re.compile(r"\.zarrfs-.*\.tmp")  # files that are being written
+_OURS = (".index", ".lock", ".tmp", ".known", ".names", ".netcdf")  # some of them from earlier versions
+_UNUSED = 30 * 86_400.0  # seconds after which an index is removed
 _MEMORY = "/dev/shm"
 _OWN = "zarrfs-index-"  # prefix of a temporary directory with one index
 _FORGOTTEN = 3600.0  # seconds: an older one was left by a killed process
-_SMALL = 1 << 20  # bytes: a smaller index is hashed at each use instead of synced to disk once
+_REPORTED = 3.0  # seconds of waiting for a lock after which it is reported
+_PAUSE = 0.05  # seconds between attempts to lock
 _swept = set[str]()  # directories that this process has swept
-_ABANDONED = 86_400.0  # seconds: an older temporary file was left by a killed writer
+
+Index = tuple[str, dict[str, str]]  # the path of an index, and its notes
 
 
 class IndexCache:
     """The directory of indexes: index_dir=, else one in the user's cache directory.
 
     If the latter cannot be used, new() makes a `temporary` directory instead. With cache=none it always does so, in
-    memory if there is room, and no index is found or remembered.
+    memory if there is room, and no index is found or kept.
     """
 
     def __init__(self, options: Options) -> None:
         self.temporary = False
-        self._keeps = options.cache != "none"
-        self._memory = None if self._keeps else memory_directory()
+        keeps = options.cache != "none"
+        self._memory = None if keeps else memory_directory()
         self._asked = options.index_dir is not None
         self.directory = _directory(options)
-        self._problem: str | None = None
-        if not self._keeps:
-            return
-        try:
-            os.makedirs(self.directory, mode=0o700, exist_ok=True)
-            self._problem = unsafe(self.directory)
-            if not os.access(self.directory, os.W_OK):
-                self._problem = "not writable"
-        except OSError as exc:
-            self._problem = f"cannot be made: {reason_of(exc)}"
-
-    def recall(self, stamp: str) -> tuple[str, dict[str, str]] | None:
-        """Return (path, notes) of the index that remember() noted for `stamp`.
-
-        Return None if none was noted, or if the index has changed since.
-        """
-        if not self._keeps:
-            return None
-        for user in dict.fromkeys((os.geteuid(), 0)):
-            known = self._note(stamp, user)
+        self._problem: str | None = None if keeps else "cache=none"
+        if keeps:
             try:
-                with _own_file(known) as file:
-                    name, seen = json.load(file)
-                if not _INDEX_NAME.fullmatch(name) or _stat_of(path := os.path.join(self.directory, name)) != seen:
-                    continue
-                if os.path.getsize(path) < _SMALL and not verified(path):
-                    continue
-                notes = read_notes(path)
-            except (OSError, ValueError, TypeError, SourceError):
-                continue
-            with contextlib.suppress(OSError):
-                os.utime(known)  # the time of its last use
-            return path, notes
-        return None
+                os.makedirs(self.directory, mode=0o700, exist_ok=True)
+                self._problem = unsafe(self.directory)
+            except OSError as exc:
+                self._problem = f"cannot be made: {reason_of(exc)}"
 
-    def remember(self, stamp: str, path: str) -> None:
-        """Note that the document with the stamp `stamp` has the verified index `path`.
+    def find(self, key: str) -> Index | None:
+        """Return the index of the document with this key; None if there is none."""
+        path = os.path.join(self.directory, f"{key}.index")
+        if self._problem is not None or not os.path.exists(path):
+            return None
+        try:
+            notes = read_notes(path)
+            os.utime(path)  # the time of its last use
+        except (OSError, SourceError):  # damaged, or just removed
+            return None
+        return path, notes
 
-        Errors are ignored: they only cost time at the next mount.
+    @contextlib.contextmanager
+    def locked(self, key: str, deadline: float, report: Callable[[], None] = lambda: None) -> Iterator[Index | None]:
+        """Provide the index of a document, or None, with a lock: the caller then compiles it.
+
+        Until `deadline` (time.monotonic()), wait for another process that compiles it; call `report` once if that
+        takes some seconds. After it, or if the file cannot be locked, go on without a lock.
         """
-        if self.temporary or not stamp:
+        if (found := self.find(key)) is not None or self._problem is not None:
+            yield found
             return
-        with contextlib.suppress(OSError):
-            note = json.dumps([os.path.basename(path), _stat_of(path)])
-            self._write(self._note(stamp, os.geteuid()), note.encode(), 0o644)  # safe with any umask: see _is_safe()
-
-    def _note(self, stamp: str, user: int) -> str:
-        """Return the path of a user's note.
-
-        Each user has their own, because in a directory with the sticky bit no user can replace another's file.
-        """
-        return os.path.join(self.directory, f"{stamp}.{user}.known")
-
-    def find(self, digest: str) -> tuple[str, dict[str, str]] | None:
-        """Return (path, notes) of a trusted index for `digest`; remove those that are not trusted."""
-        for path in self._candidates(digest):
-            if verified(path):
-                with contextlib.suppress(SourceError):
-                    return path, read_notes(path)
+        began, reported = time.monotonic(), False
+        with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):
-                if os.lstat(path).st_uid == os.geteuid() or os.geteuid() == 0:  # another owner may trust it
-                    os.unlink(path)
-        return None
+                path = os.path.join(self.directory, f"{key}.lock")
+                lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                stack.callback(os.close, lock)
+                while time.monotonic() < deadline:
+                    try:
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        stack.callback(_remove, path)  # whoever waits for it finds the index, or compiles
+                        break
+                    except BlockingIOError:
+                        if not reported and time.monotonic() - began > _REPORTED:
+                            reported = True
+                            report()
+                        time.sleep(_PAUSE)
+            yield self.find(key)
 
     @contextlib.contextmanager
     def new(self) -> Iterator[str]:
@@ -122,9 +105,9 @@ class IndexCache:
 
         Raise UsageError if index_dir= is set but cannot be used.
         """
-        if self._problem is not None and self._asked:
-            raise UsageError(f"option index_dir={self.directory}: {self._problem}")
-        if self._problem is not None or not self._keeps:
+        if self._problem is not None:
+            if self._asked and self._problem != "cache=none":
+                raise UsageError(f"option index_dir={self.directory}: {self._problem}")
             if self._memory is not None:
                 _sweep_memory(self._memory)
             self.directory, self.temporary = tempfile.mkdtemp(prefix=_OWN, dir=self._memory), True
@@ -140,6 +123,12 @@ class IndexCache:
             with contextlib.suppress(OSError):
                 os.unlink(scratch)
 
+    def keep(self, scratch: str, key: str) -> str:
+        """Rename a finished index to its final name; return its path. Raise OSError."""
+        path = os.path.join(self.directory, f"{key}.index")
+        os.rename(scratch, path)
+        return path
+
     def leave_memory(self) -> bool:
         """Write further indexes to a disk, because memory is full; return False if they were not in memory."""
         was, self._memory = self._memory, None
@@ -147,67 +136,23 @@ class IndexCache:
 
     def documents(self) -> str | None:
         """Return the directory for copies of fetched documents; None for the system's temporary directory."""
-        if not self._keeps:
-            return self._memory
-        return self.directory if os.path.isdir(self.directory) else None
-
-    def lock_path(self, name: str) -> str | None:
-        """Return the path of the lock file for the document with this stamp or digest; None if no index is kept."""
-        if not self._keeps or self._problem is not None:
-            return None
-        return os.path.join(self.directory, f".zarrfs-{name}.tmp")
-
-    def keep(self, scratch: str, digest: str) -> str:
-        """Rename a finished index to its final name; return its path. Raise OSError or sqlite3.Error."""
-        try:
-            return self._rename(scratch, digest)
-        except PermissionError:
-            # Another user's index of this name cannot be replaced, because the directory has the sticky bit. The salt
-            # gives this index another hash and so another name.
-            add_notes(scratch, [("salt", secrets.token_hex(8))])
-            return self._rename(scratch, digest)
-
-    def _rename(self, scratch: str, digest: str) -> str:
-        with open(scratch, "rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-            if file.tell() >= _SMALL:
-                os.fsync(file.fileno())
-        path = os.path.join(self.directory, f"{digest}.{content}.index")
-        os.rename(scratch, path)
-        return path
-
-    def _write(self, path: str, data: bytes, mode: int) -> None:
-        """Write a small file atomically, by a rename."""
-        scratch = os.path.join(self.directory, f".zarrfs-{secrets.token_hex(8)}.tmp")
-        try:
-            with open(scratch, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-                file.write(data)
-            os.rename(scratch, path)
-        except BaseException:
-            os.unlink(scratch)
-            raise
-
-    def _candidates(self, digest: str) -> list[str]:
-        """Return the paths of all indexes named for `digest`."""
-        if not self._keeps:
-            return []
-        try:
-            names = os.listdir(self.directory)
-        except OSError:
-            return []
-        found = [name for name in names if name.startswith(f"{digest}.") and _INDEX_NAME.fullmatch(name)]
-        return [os.path.join(self.directory, name) for name in found]
+        return self._memory if self._problem is not None else self.directory
 
     def _sweep(self) -> None:
-        """Remove the temporary files of killed writers, once per process and directory."""
+        """Remove files that are unused for a month, once per process and directory."""
         if self.directory in _swept:
             return
         _swept.add(self.directory)
         with contextlib.suppress(OSError), os.scandir(self.directory) as entries:
             for entry in entries:
-                with contextlib.suppress(OSError):  # a file of another user
-                    if _SCRATCH_NAME.fullmatch(entry.name) and time.time() - entry.stat().st_mtime > _ABANDONED:
+                with contextlib.suppress(OSError):
+                    if entry.name.endswith(_OURS) and time.time() - entry.stat().st_mtime > _UNUSED:
                         os.unlink(entry.path)
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
 
 
 def _directory(options: Options) -> str:
@@ -229,16 +174,13 @@ def usual_directory() -> str:
 
 
 def unsafe(directory: str) -> str | None:
-    """Return why other users could replace an index between its verification and its use; None if they cannot.
-
-    A group that may write the directory is trusted (docs/security.md).
-    """
+    """Return why other users could replace the indexes in a directory; None if they cannot."""
     status = os.stat(directory)
-    if status.st_uid not in (os.geteuid(), 0):
-        return f"belongs to user {status.st_uid}, who could replace its files"
-    if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
-        return "may be written by any user, who could replace its files: chmod o-w, or +t"
-    return None
+    if status.st_uid != os.geteuid():
+        return f"belongs to user {status.st_uid}"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "may be written by other users: chmod go-w"
+    return None if os.access(directory, os.W_OK) else "not writable"
 
 
 def memory_directory() -> str | None:
@@ -267,43 +209,3 @@ def _sweep_memory(place: str) -> None:
                 for name in times:
                     os.unlink(os.path.join(entry.path, name))
                 os.rmdir(entry.path)
-
-
-def verified(path: str) -> bool:
-    """Return whether a file is trusted: its owner and mode are right, and its content matches its name."""
-    try:
-        with _own_file(path) as file:
-            return _matches(path, file)
-    except OSError:
-        return False
-
-
-def _is_safe(status: os.stat_result) -> bool:
-    """Return whether a file is regular, and only its owner may write it."""
-    return stat.S_ISREG(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def _matches(path: str, file: Any) -> bool:
-    """Return whether a file has the SHA-256 in its name."""
-    return hashlib.file_digest(file, "sha256").hexdigest() == path.rsplit(".", 2)[1]
-
-
-@contextlib.contextmanager
-def _own_file(path: str) -> Iterator[Any]:
-    """Open a regular file that belongs to this user or root and that only its owner may write; else raise OSError."""
-    with open(path, "rb", opener=_open) as file:
-        status = os.fstat(file.fileno())
-        if status.st_uid not in (os.geteuid(), 0) or not _is_safe(status):
-            raise PermissionError(path)
-        yield file
-
-
-def _open(path: str, flags: int) -> int:
-    """Open a file of unknown origin: neither follow a link nor wait for the writer of a FIFO."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
-
-
-def _stat_of(path: str) -> list[int]:
-    """Return attributes of which at least one changes with the file, as no program can set the ctime."""
-    status = os.lstat(path)
-    return [status.st_ino, status.st_uid, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns]

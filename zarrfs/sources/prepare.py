@@ -36,13 +36,11 @@ from zarrfs.documents.plan import Plan, discard
 from zarrfs.errors import SourceError, UsageError, message_line, reason_of
 from zarrfs.net.responses import too_large
 from zarrfs.references.parse import SLICED_MEMBERS
-from zarrfs.sources.compile_lock import compiling
-from zarrfs.sources.index_cache import IndexCache
+from zarrfs.sources.index_cache import Index, IndexCache
 from zarrfs.store.indexfile import INDEX_VERSION, IndexWriter
 from zarrfs.system.processes import end_with_parent
 from zarrfs.system.signals import End
 
-_BRIEF = 32 << 10  # bytes: compiling a smaller document is faster than waiting for its lock
 _PEEK = 512  # bytes needed to recognise a file
 # Kinds of documents in the order of detection: modules with detect(head) and compile_document(document, compilation).
 DOCUMENT_KINDS = {"archive": "zarrfs.archives.parse", "references": "zarrfs.references.parse"}
@@ -89,7 +87,7 @@ def remembered(path: str, options: Options) -> Plan | None:
         opened.enter_context(contextlib.closing(document))
         if not stat.S_ISREG(status.st_mode) or options.type == "zarr" or not document.settled():
             return None
-        known = IndexCache(options).recall(_note_stamp(document.stamp(), options))
+        known = IndexCache(options).find(_key(document.stamp(), options))
         if known is None:
             return None
         return compile_document(dataclasses.replace(document, known=known), options, time.monotonic())
@@ -153,13 +151,11 @@ def fetch_remote(url: str, options: Options, deadline: float, until_compiled: co
     from zarrfs.sources.zarrstore import plan_remote
 
     cache = IndexCache(options)
-    known: tuple[str, dict[str, str]] | None = None
+    known: Index | None = None
 
     def recalled(stamp: str) -> bool:
         nonlocal known
-        key = _note_stamp(stamp, options)
-        waited = compiling(cache.lock_path(key), lambda: cache.recall(key), deadline, _waiting(url, options))
-        known = until_compiled.enter_context(waited)
+        known = until_compiled.enter_context(cache.locked(_key(stamp, options), deadline, _waiting(url, options)))
         return known is not None
 
     found = read_document(url, options, cache.documents(), recalled) if options.type != "zarr" else None
@@ -184,90 +180,47 @@ def compile_document(document: Document, options: Options, deadline: float) -> P
     )  # fmt: skip
 
 
-def _index(
-    document: Document, options: Options, cache: IndexCache, deadline: float
-) -> tuple[str, dict[str, str]]:
-    """Return (path, notes) of the index of a document: from the cache, from a process waited for, or compiled now."""
-    stamp = document.stamp()
-    key = _note_stamp(stamp, options) if document.settled() else ""
-
-    def recalled() -> tuple[str, dict[str, str]] | None:
-        return cache.recall(key) if key else None
-
-    brief = document.size < _BRIEF
-    # fetch_remote() has locked the version of a document from a URL before fetching it.
-    lock = cache.lock_path(key) if key and not document.fetched and not brief else None
-    waiting = _waiting(document.source, options)
-    with compiling(lock, recalled, deadline, waiting) as known:
-        if known is not None:
-            return known
-        content = document.digest()
-        digest = _digest(content, options)
-
-        def changed() -> bool:
-            if document.fetched:
-                return False
-            return document.stamp() != stamp or (not key and document.digest() != content)
-
-        made: list[tuple[str, dict[str, str]]] = []
-
-        def same() -> tuple[str, dict[str, str]] | None:
-            return made[0] if made else cache.find(digest)
-
-        with compiling(None if brief else cache.lock_path(digest), same, deadline, waiting) as verified:
-            found = verified or _compile(document, options, cache, content, changed)
-            made.append(found)
-        if key and not changed():
-            cache.remember(key, found[0])
-        return found
+def _index(document: Document, options: Options, cache: IndexCache, deadline: float) -> Index:
+    """Return the index of a document: from the cache, from a process waited for, or compiled now."""
+    settled = document.settled()
+    key = _key(document.stamp() if settled else document.digest().hex(), options)
+    # fetch_remote() has locked the version of a document from a URL before fetching it
+    mine = document.fetched and settled
+    with cache.locked(key, 0 if mine else deadline, _waiting(document.source, options)) as known:
+        return known or _compile(document, options, cache, key)
 
 
-def _waiting(source: str, options: Options) -> Callable[[str], None]:
+def _waiting(source: str, options: Options) -> Callable[[], None]:
     """Return a function that reports on standard error that this process waits for the one that compiles `source`."""
 
-    def write(holder: str) -> None:
+    def write() -> None:
         if options.log_level != "error":
             limit = f"(up to {options.mount_timeout:g} s, mount_timeout=)"
-            text = f"{without_secrets(source)}: waiting for {holder}, which compiles the same document {limit}"
+            text = f"{without_secrets(source)}: waiting for another process, which compiles the same document {limit}"
             sys.stderr.write(f"zarrfs: {message_line(text)}\n")
 
     return write
 
 
-def _shape(options: Options) -> bytes:
-    """Serialise all options that change an index or its warnings."""
-    said = (
-        options.type, bool(options.blobs),
-    )  # fmt: skip
-    return repr((INDEX_VERSION, *said)).encode()
+def _key(version: str, options: Options) -> str:
+    """Return the key of an index: a hash of the document's version and of all options that change the index."""
+    shape = INDEX_VERSION, version, options.type, bool(options.blobs)
+    return hashlib.sha256(repr(shape).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _digest(content: bytes, options: Options) -> str:
-    """Return the digest in the name of an index, a hash of the document's content and the options."""
-    return hashlib.sha256(content + _shape(options)).hexdigest()
-
-
-def _note_stamp(stamp: str, options: Options) -> str:
-    """Return the stamp for IndexCache.remember(), a hash of the document's stamp and the options."""
-    return hashlib.sha256(stamp.encode() + _shape(options)).hexdigest()
-
-
-def _compile(
-    document: Document, options: Options, cache: IndexCache, content: bytes, changed: Callable[[], bool]
-) -> tuple[str, dict[str, str]]:
-    """Compile a new index; return (path, notes).
-
-    Raise SourceError if that fails, or if the document `changed()` meanwhile.
-    """
+def _compile(document: Document, options: Options, cache: IndexCache, key: str) -> Index:
+    """Compile a new index. Raise SourceError if that fails, or if the document changes meanwhile."""
+    before, content = document.stamp(), document.digest()
     try:
         with cache.new() as scratch:
             notes = _write(document, options, scratch, content)
-            if changed():
+            changed = document.stamp() != before or (not document.settled() and document.digest() != content)
+            if not document.fetched and changed:
                 raise SourceError(document.source, "changes while it is read")
-            return cache.keep(scratch, _digest(content, options)), notes
+            return cache.keep(scratch, key), notes
     except (OSError, sqlite3.Error) as exc:  # SQLite has its own: a full disk, a value over 1 GB
         if cache.leave_memory():
-            return _compile(document, options, cache, content, changed)
+            return _compile(document, options, cache, key)
         reason = getattr(exc, "strerror", None) or str(exc)
         raise SourceError(document.source, f"cannot write its index in {cache.directory}: {reason}") from exc
 
@@ -277,7 +230,7 @@ def _write(document: Document, options: Options, path: str, content: bytes) -> d
     progress = ReadingProgress(document.source, document.size, options.log_level == "error")
     parsed = JsonDocument(document, options.document_limit, progress)
     kind, compile_ = _detect(parsed, options)
-    with progress, IndexWriter(path, sync=False) as writer:
+    with progress, IndexWriter(path) as writer:
         compilation = Compilation(document.source, writer, options)
         compile_(parsed, compilation)
         notes = {"kind": kind, "source": document.source, "warnings": json.dumps(compilation.reported_warnings())}

@@ -223,13 +223,6 @@ def read_notes(path: str) -> dict[str, str]:
     return notes
 
 
-def add_notes(path: str, notes: Iterable[tuple[str, str]]) -> None:
-    """Add notes to an index, replacing those with the same names. Raise sqlite3.Error."""
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.execute("PRAGMA journal_mode=OFF")
-        db.executemany("INSERT OR REPLACE INTO meta VALUES (?,?)", notes)
-
-
 def _is_our_schema(db: sqlite3.Connection) -> bool:
     """Return whether the schema is exactly SCHEMA, because a view or a trigger could forge any result."""
     found = {sql for (sql,) in db.execute("SELECT sql FROM sqlite_master")}
@@ -244,9 +237,8 @@ class IndexWriter:
     the index: they would open an incomplete file. The caller renames it afterwards (sources.index_cache).
     """
 
-    def __init__(self, path: str, sync: bool = True) -> None:
-        """`sync`: whether commit() syncs the file to disk."""
-        self.path, self._sync = path, sync
+    def __init__(self, path: str) -> None:
+        self.path = path
         self._whole = False
         self._sizes_known = True
         self._db = sqlite3.connect(path, isolation_level=None)
@@ -366,10 +358,8 @@ class IndexWriter:
             self._db.execute("INSERT INTO meta VALUES ('sizes', 'known')")
         self._db.execute("COMMIT")
         self._db.close()
-        if self._sync:
-            with open(self.path, "rb") as file:
-                os.fsync(file.fileno())
-        os.chmod(self.path, 0o644)
+        with open(self.path, "rb") as file:
+            os.fsync(file.fileno())
         self._whole = True
 
     # -- parts
