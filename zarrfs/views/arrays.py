@@ -82,7 +82,7 @@ class ArraysView(DecodedView):
     # -- the Store protocol
 
     async def info(self, key: str, sized: bool = True) -> Info:
-        return self._info(split_key(key)[1], await self._checked(key))
+        return self._info(split_key(key)[1], await self._find(key))
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         entry = await self._find(prefix)
@@ -109,12 +109,11 @@ class ArraysView(DecodedView):
                 yield ahead[name]
 
     async def open(self, key: str) -> Value:
-        entry = await self._checked(key)
+        entry = await self._find(key)
         if entry.text is None:
             raise IsDirectory(key)
         info = self._info(split_key(key)[1], entry)
-        version = info.size, info.mtime_ns, self._arrays.edition(entry.node)
-        return _ArrayValue(self, key, entry, info, None if info.mtime_ns is None else version)
+        return _ArrayValue(self, key, entry, info, entry.layout if self.immutable else None)
 
     async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
         return await self._read(key, await self._find(key), start, length)
@@ -158,13 +157,6 @@ class ArraysView(DecodedView):
             return known[1]
         entry = await self._look_up(check_key(key, root=True))
         self._entries.put(key, (now, entry))
-        return entry
-
-    async def _checked(self, key: str) -> _ViewEntry:
-        """Return the entry of `key`, after checking its chunks for changes. Raise NotFound."""
-        entry = await self._find(key)
-        if entry.items and not self.immutable:
-            await self._arrays.look_at_chunks(entry.node)
         return entry
 
     async def _look_up(self, key: str) -> _ViewEntry:
@@ -250,11 +242,8 @@ class ArraysView(DecodedView):
         node = entry.node
         if entry.text is None:
             return Info(name, Kind.DIRECTORY, mtime_ns=node.mtime_ns)
-        mtime = node.mtime_ns
-        if mtime is not None and entry.items:
-            mtime = max(mtime, self._arrays.changed(node))
         identity = None if self.immutable else hash(entry.layout)  # another layout must not share cached pages
-        return Info(name, Kind.FILE, entry.size, node.mode, mtime, identity=identity)
+        return Info(name, Kind.FILE, entry.size, node.mode, node.mtime_ns, identity=identity)
 
 
 class _ArrayValue(Value):

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import trio
 
-from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import NotFound, OutOfRange, ReadError, StoreError, TargetChanged, TargetMissing
 from zarrfs.store.api import Info, Kind, Store, Value, join_key
 from zarrfs.store.traversal import resolve
@@ -37,8 +36,6 @@ Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 ChunkVersion = tuple[int | None, int | None, int | None]  # size, mtime and identity, as far as the store knows them
 
-_NOTED = 2048  # stored values to check for changes when a file is opened again
-_AT_ONCE = 64  # checks to run concurrently, because the kernel may hold the lock of a directory until they end
 _SLOW = 1 << 62  # bytes; a size for which DecodedCache.run() always uses a thread
 _TRIES = 3  # attempts to read a chunk or shard that is not replaced meanwhile
 _CHANGES = "changes while it is read"
@@ -89,7 +86,6 @@ class Chunks:
         self._takes = self.size_of_chunk + KEPT + (self._sharding.index_length if self._sharding else 0)  # bytes
         self._external, self._ready = takes_child(self._stored), False
         self._token = next(_tokens)
-        self._read: dict[str, Hashable] = {}  # versions of stored values read so far, of a mutable store
 
     @property
     def index_length(self) -> int:
@@ -168,7 +164,6 @@ class Chunks:
             version, data = await self._whole(key)
         else:
             key, version, data = await self._inner(self._sharding, index)
-        self._note(key, version)
         if data is None:
             return Decoded(None, KEPT, version, now)
         work = self.size_of_chunk if self.itemsize and not self._external else _SLOW
@@ -180,7 +175,6 @@ class Chunks:
         key = self.key(number)
         for _ in range(_TRIES):
             found = await self._find(key, sized=False)
-            self._note(key, self._version_in(found))
             try:
                 return None if found is None else await self._opened(key, found[0], runs)
             except (TargetChanged, TargetMissing, OutOfRange):
@@ -201,27 +195,6 @@ class Chunks:
         if any(len(data) != count * self.itemsize for data, (_, count) in zip(found, runs, strict=True)):
             raise ReadError(key, _CHANGES)
         return found
-
-    @property
-    def noted(self) -> int:
-        """The number of stored values that unchanged() checks."""
-        return len(self._read)
-
-    async def unchanged(self) -> bool:
-        """Return whether the stored values that were read first, up to _NOTED, still have the same versions."""
-
-        async def look(noted: tuple[str, Hashable]) -> None:
-            key, version = noted
-            if await self._version(key) != version:
-                raise ReadError(key, "has changed")
-
-        noted = iter(list(self._read.items()))
-        try:
-            while batch := list(itertools.islice(noted, _AT_ONCE)):
-                await for_each(look, batch)
-        except ReadError:
-            return False
-        return True
 
     # -- helpers
 
@@ -280,10 +253,6 @@ class Chunks:
         """
         found: tuple[str, Info] | None = await _ask(key, resolve, self._store, key, sized)
         return found
-
-    def _note(self, key: str, version: Hashable) -> None:
-        if not self._store.immutable and len(self._read) < _NOTED:
-            self._read.setdefault(key, version)
 
     async def _fresh(self, id: Hashable, key: str) -> Decoded | None:
         """Return the cached value of `key` if its version is still current; drop it otherwise."""

@@ -1,4 +1,4 @@
-"""The readers of the arrays of a view, which share a cache of decoded chunks, and check chunks for changes.
+"""The readers of the arrays of a view, which share a cache of decoded chunks.
 
 DecodedView is the base class of the views that show decoded chunks.
 """
@@ -6,7 +6,6 @@ DecodedView is the base class of the views that show decoded chunks.
 from __future__ import annotations
 
 import importlib
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,6 @@ from zarrfs.views.hierarchy import Node
 if TYPE_CHECKING:
     from zarrfs.views.flat import FlatArray  # imports numpy, which would delay the start of a mount
 
-_FRESH = 1.0  # seconds for which chunks of a mutable store are not checked again
 _OPEN = 1024  # readers to keep
 
 
@@ -34,9 +32,7 @@ class FlatArrays:
         `in_chunks`."""
         self._store, self._in_chunks = store, in_chunks
         self.cache = DecodedCache(budget)
-        self._arrays: LRU[str, FlatArray] = LRU(_OPEN, self._forget)
-        self._seen: dict[str, tuple[float, int]] = {}  # last check and last change (ns) of chunks
-        self._editions: dict[str, int] = {}
+        self._arrays: LRU[str, FlatArray] = LRU(_OPEN)
         heap()
 
     def reader(self, node: Node) -> FlatArray:
@@ -47,42 +43,6 @@ class FlatArrays:
         if found is None or (found.chunks.node is not node and found.chunks.node != node):
             found = self._arrays.put(node.path, FlatArray(self._store, node, self.cache, self._in_chunks))
         return found
-
-    async def look_at_chunks(self, node: Node) -> int:
-        """Check whether chunks read so far have changed. If so, the array gets a new edition and a new mtime.
-
-        Return the number of stored values to check; 0 if nothing was read or the last check is under a second old.
-        """
-        flat, now = self._arrays.get(node.path), trio.current_time()
-        if flat is None or now - self.last_look(node) < _FRESH:
-            return 0
-        if await flat.chunks.unchanged():
-            self._seen[node.path] = now, self.changed(node)
-        else:
-            self._seen[node.path] = now, time.time_ns()
-            self._editions[node.path] = self.edition(node) + 1
-            self._arrays.pop(node.path, None)
-        return flat.chunks.noted
-
-    def last_look(self, node: Node) -> float:
-        """Return when the chunks of an array were last checked, in trio's time; 0 for never."""
-        return self._seen.get(node.path, (0.0, 0))[0]
-
-    def changed(self, node: Node) -> int:
-        """Return when a change of chunks was last noticed, in ns since 1970; 0 for never."""
-        return self._seen.get(node.path, (0.0, 0))[1]
-
-    def edition(self, node: Node) -> int:
-        """Return a number that increases when chunks have changed, even if the document has a later mtime.
-
-        It also increases when a reader is evicted, because the chunks that it has read can no longer be checked.
-        """
-        return self._editions.get(node.path, 0)
-
-    def _forget(self, flat: FlatArray) -> None:
-        """Count a new edition for an evicted reader, because the versions of its chunks are lost."""
-        if flat.chunks.noted:
-            self._editions[flat.chunks.node.path] = self.edition(flat.chunks.node) + 1
 
 
 class DecodedView(WrappingStore):
