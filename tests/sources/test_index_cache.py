@@ -248,7 +248,3 @@ def test_no_descriptor_of_a_document_stays_open(tmp_path: Path) -> None:
         with contextlib.suppress(SourceError):
             prepare(str(path), Options(index_dir=str(tmp_path / "index")))
         assert open_descriptors() == before, data
-    (tmp_path / "refs.tar").write_text("{}")
-    with pytest.raises(SourceError, match="is no tar"):
-        prepare(f"{tmp_path}/refs.tar#main", Options())
-    assert open_descriptors() == before
