@@ -46,7 +46,7 @@ def place(data: Run) -> Iterator[Path]:
 
 def zarrfs_command(document: Path | str, mountpoint: Path, index: Path) -> list[str]:
     """Return the command that mounts `document`."""
-    more = f"index_dir={index},read_ahead={READ_AHEAD}B,log_file={index}/log"
+    more = f"index_dir={index},log_file={index}/log"
     return [str(ZARRFS), "mount", str(document), str(mountpoint), "-o", more]
 
 

@@ -158,7 +158,7 @@ def test_a_cache_over_its_size_shrinks_with_the_next_segment(tmp_path: Path) -> 
     for number in range(50):
         write(cache, T, number * MIB, (number + 1) * MIB)
     assert taken(tmp_path) > 50 * MIB
-    cache.resize(16 * MIB, 0)
+    cache = DiskCache(str(tmp_path), 16 * MIB, 0)
     write(cache, T, 50 * MIB, 52 * MIB)
     assert taken(tmp_path) <= 16 * MIB
     assert found(cache, T, 50 * MIB, 52 * MIB)

@@ -295,7 +295,6 @@ def test_paths_in_storage_options_resolve_beside_the_file(
         ("[options]\nclient = ['auto']", "[options] client: expected text, in quotes"),
         ("[options]\nbase = 'x'", "[options] base: belongs to one source: in a [source] section"),
         ("[options]\nconfig = 'x'", "[options] config: a file names no other"),
-        ("[source.'/x']\nnotify_pipe = 1", '[source."/x"] notify_pipe: is a descriptor of one process'),
         ("[options]\nstorage_options = '{}'", "[options] storage_options: is for the command line"),
         ('[options]\ncache_dir = "/q\\u0000x"', "[options] cache_dir: has a NUL character"),
         ('[options]\ncache_dir = "~\\u0000x"', "[options] cache_dir: has a NUL character"),

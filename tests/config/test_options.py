@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from zarrfs.config.file import NEVER, read_file
 from zarrfs.config.options import TABLE, Options, bounds_of, parse, split_commas, written
 from zarrfs.config.redaction import without_secrets
-from zarrfs.config.values import natural, niceness, octal, seconds, size, user_id
+from zarrfs.config.values import natural, octal, seconds, size, user_id
 from zarrfs.errors import UsageError
 
 
@@ -186,7 +186,6 @@ def test_options_of_mount_are_separated_from_ours() -> None:
     assert parsed.kernel == ["nosuid", "noatime"]
     assert parsed.writable
     assert parsed.options == Options()
-    assert parse(["remount", "user_id=0", "fd=3"]) == parse([])
 
 
 def test_an_unknown_option_suggests_the_closest() -> None:
@@ -240,7 +239,7 @@ def test_a_bad_value_is_named_with_what_is_expected(item: str, says: str) -> Non
     assert str(caught.value) == says
 
 
-PARSERS = (natural, seconds, size, user_id, niceness, octal)
+PARSERS = (natural, seconds, size, user_id, octal)
 NUMBERS = [name for name in TABLE if TABLE[name].metadata["parse"] in PARSERS]
 UNITS = {seconds: ["", "ms", "s", "min", "h", "d", "w"], size: ["B", "KiB", "MB", "GiB", "TiB", "PB", "EiB"]}
 

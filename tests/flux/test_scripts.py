@@ -135,7 +135,7 @@ export FLUX_JOB_ID=ƒ2Rj4 FLUX_JOB_USERID=65534 PATH="{top}/bin:$PATH"
 ours() {{ grep -c " $1/.* - fuse.zarrfs" /proc/self/mountinfo || true; }}
 {scripts}/prolog
 nobody="setpriv --reuid=65534 --regid=65534 --clear-groups"
-place=$($nobody {scripts}/stage ƒ2Rj4 'in {source},pid_file={jobs}/4711/user/pid')
+place=$($nobody {scripts}/stage ƒ2Rj4 'in {source}')
 echo "$place $(ours {jobs}) $(stat -c %a:%u "$place")"
 $nobody sh -c "cd $place/in && exec sleep 60 >/dev/null 2>&1" & # somebody is there; the shell of the job was killed
 until [ "$(readlink /proc/$!/cwd)" = "$place/in" ]; do sleep 0.05; done

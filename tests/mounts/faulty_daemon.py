@@ -55,7 +55,7 @@ def main() -> None:
             writer.symlink("link", "file")
             writer.commit()
         # with timeouts of 0 the kernel caches no entries or attributes: every call reaches its handler
-        options = Options(attr_timeout=0, entry_timeout=0, negative_timeout=0)
+        options = Options(attr_timeout=0)
         serve.serve(
             Plan("faulty", "references", index=path), mountpoint, options, [],
             lambda: print("ready", flush=True),

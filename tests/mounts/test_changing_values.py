@@ -97,7 +97,7 @@ def test_an_open_file_never_mixes_versions(changing: Changing, tmp_path: Path, s
 @pytest.mark.parametrize("size", [SIZE // 2, 2 * SIZE])
 def test_opening_a_replaced_value_does_not_use_its_cached_size(changing: Changing, tmp_path: Path, size: int) -> None:
     """The kernel caches attributes for a day here; still, a reader that opens a grown value gets all of its bytes."""
-    with mounted(changing.url, tmp_path / "mnt", SMALL, "attr_timeout=1d,entry_timeout=1d") as root:
+    with mounted(changing.url, tmp_path / "mnt", SMALL, "attr_timeout=1d") as root:
         assert os.stat(root / "v/0").st_size == SIZE
         new = changing.change(size)
         until_old_is_forgotten()
@@ -107,7 +107,7 @@ def test_opening_a_replaced_value_does_not_use_its_cached_size(changing: Changin
 
 def test_an_open_file_keeps_its_size(changing: Changing, tmp_path: Path) -> None:
     """The name then leads to another inode, with the new size."""
-    with mounted(changing.url, tmp_path / "mnt", SMALL, "attr_timeout=0s,entry_timeout=0s") as root:
+    with mounted(changing.url, tmp_path / "mnt", SMALL, "attr_timeout=0s") as root:
         file = opened(root / "v/0")
         changing.change(2 * SIZE)
         until_old_is_forgotten()
@@ -118,7 +118,7 @@ def test_an_open_file_keeps_its_size(changing: Changing, tmp_path: Path) -> None
 
 
 def test_a_listing_changes_no_inode(changing: Changing, tmp_path: Path) -> None:
-    with mounted(changing.url, tmp_path / "mnt", "attr_timeout=0s,entry_timeout=0s,metadata_ttl=200ms") as root:
+    with mounted(changing.url, tmp_path / "mnt", "attr_timeout=0s,metadata_ttl=200ms") as root:
         inode = os.stat(root / "v/0").st_ino
         assert [entry.inode() for entry in os.scandir(root / "v") if entry.name == "0"] == [inode]
         assert os.stat(root / "v/0").st_ino == inode
@@ -169,7 +169,7 @@ def test_the_current_version_is_copied_up(changing: Changing, tmp_path: Path, si
 def test_a_replaced_value_is_found_in_a_mount_with_an_upper_directory(changing: Changing, tmp_path: Path) -> None:
     """The old inode is ESTALE, so that the kernel looks the name up again. ENOENT would be read as fill values."""
     (tmp_path / "upper").mkdir()
-    options = f"upperdir={tmp_path}/upper,entry_timeout=1d,attr_timeout=0s,{SMALL}"
+    options = f"upperdir={tmp_path}/upper,attr_timeout=0s,{SMALL}"
     with mounted(changing.url, tmp_path / "mnt", options) as root:
         chunk, old = root / "v/0", changing.value
         assert chunk.read_bytes() == old

@@ -58,7 +58,6 @@ def test_each_problem_of_a_machine_is_found_by_its_check_alone(machine: Machine)
         ("mount -t tmpfs none /dev; mknod -m 666 /dev/null c 1 3", "umount /dev", "device", ()),
         (f"mount --bind /mnt/plain {fusermount}", f"umount {fusermount}", "user", ()),
         ("true", "true", "fuse.conf", ("-o", "allow_other")),
-        ("echo mount_max = 0 > /etc/fuse.conf", "echo '#' > /etc/fuse.conf", "fuse.conf", ()),
         ("true", "true", "cache", ("-o", "index_dir=/proc/none")),
     ):
         machine.root(wrong)

@@ -137,11 +137,11 @@ def test_a_suspended_daemon_is_unmounted(command: list[str], suspended: tuple[Pa
 @pytest.mark.promise("S46")
 @pytest.mark.parametrize("command", [[PROGRAM, "umount"], [PROGRAM, "umount", "--lazy"], ["fusermount3", "-u"]])
 def test_a_killed_daemon_is_cleaned_away(command: list[str], tmp_path: Path) -> None:
-    """Its mount can be unmounted, its stale pid file does not prevent a new mount, and nothing stays in /dev/shm."""
+    """Its mount can be unmounted, and nothing stays in /dev/shm."""
     source, root = document(tmp_path, {"a": "here"}), tmp_path / "mnt"
     root.mkdir()
     before = set(os.listdir("/dev/shm"))
-    options = f"cache=none,pid_file={tmp_path}/pid"
+    options = "cache=none"
     assert run("mount", source, root, "-o", options).returncode == 0
     pid = daemon_pid(root)
     os.kill(pid, signal.SIGKILL)
@@ -160,10 +160,10 @@ def test_a_killed_daemon_is_cleaned_away(command: list[str], tmp_path: Path) -> 
 
 
 def test_a_mount_that_fails_makes_no_files(tmp_path: Path) -> None:
-    """A log or a pid file would look like one of a running daemon."""
+    """A log would look like one of a running daemon."""
     (tmp_path / "mnt").mkdir()
     (tmp_path / "bad.json").write_text("{")
-    options = f"log_file={tmp_path}/log,pid_file={tmp_path}/pid"
+    options = f"log_file={tmp_path}/log"
     done = run("mount", tmp_path / "bad.json", tmp_path / "mnt", "-o", options)
     assert done.returncode == 1
     assert sorted(os.listdir(tmp_path)) == ["bad.json", "mnt"]

@@ -16,7 +16,6 @@ from urllib.parse import quote_from_bytes
 import pytest
 
 from tests.machine import ROOT, Machine
-from tests.mounts.mounting import until
 
 # One name for each cause of failure: characters that fail for the same reason share a name
 NAMES = {
@@ -187,19 +186,6 @@ def test_a_user_can_mount_any_name(machine: Machine, name: str) -> None:
     done = machine.run("zarrfs", "umount", "--", place, user="ann", LC_ALL="C")
     assert (done.returncode, done.stderr) == (0, "")
     assert source_of(machine, place) == []
-
-
-@pytest.mark.parametrize("name", ["latin1", "comma"])
-def test_auto_unmount_of_any_name(machine: Machine, name: str) -> None:
-    source, place = f"/home/auto {name}/{NAMES[name]}", f"/home/auto {name}/mnt"
-    os.makedirs(machine.path(source))
-    machine.path(place).mkdir()
-    machine.path(f"{source}/.zgroup").write_text('{"zarr_format": 2}')
-    done = machine.run("zarrfs", "mount", "-o", "auto_unmount", "--", source, place, LC_ALL="C")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert source_of(machine, place) == [source]
-    machine.root("pkill -KILL -x zarrfs")
-    until(lambda: source_of(machine, place) == [])
 
 
 def test_keys_are_found_where_python_does_not_decode_names_as_utf8(machine: Machine) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -11,16 +10,14 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import PROGRAM, run
-from tests.mounts.mounting import alive, counters_of, daemon_pid, log_of, mount_lines, mounted, until
+from tests.mounts.mounting import alive, daemon_pid, log_of, mounted, until
 from tests.mounts.refreshing import write_set
 from tests.servers import Faulty, faulty
-from zarrfs.config.options import parse
 
 __all__ = ["faulty"]
 HELPER = [sys.executable, "-m", "zarrfs.cli.mount_helper"]
@@ -30,123 +27,6 @@ HELPER = [sys.executable, "-m", "zarrfs.cli.mount_helper"]
 def document(tmp_path: Path) -> Path:
     write_set(tmp_path / "set.json", {"a": b"content"})
     return tmp_path / "set.json"
-
-
-def remount(root: Path, options: str) -> subprocess.CompletedProcess[str]:
-    """Run the mount helper as `mount -o remount` does."""
-    return subprocess.run(
-        [*HELPER, "set.json", str(root), "-o", options], capture_output=True, text=True, check=False, timeout=100
-    )
-
-
-@pytest.mark.promise("S38")
-def test_limits_can_be_changed_while_mounted(faulty: Faulty, tmp_path: Path) -> None:
-    """The memory cache gets a lower limit and evicts the blocks above it."""
-    url, document = faulty.put("/data", os.urandom(1 << 20)), tmp_path / "set.json"
-    document.write_text(json.dumps({"version": 1, "refs": {
-        f"f{index}": [url, index << 16, 1 << 16] for index in range(16)}}))  # fmt: skip
-    with mounted(document, tmp_path / "mnt", "allow=private", "retries=1") as root:
-        for index in range(16):
-            (root / f"f{index}").read_bytes()
-        assert counters_of(root)["remote"]["cache"]["kept"] >= 1 << 20
-        done = run("refresh", "--json", "--set", "memory_limit=256KiB,retries=0", root)
-        assert json.loads(done.stdout)["changed"] == {"memory_limit": 256 << 10, "retries": 0}
-        cache = counters_of(root)["remote"]["cache"]
-        assert (cache["limit"], cache["kept"] <= 256 << 10) == (256 << 10, True)
-        assert run("refresh", "--set", "retries=0", root).stdout == f"{root}: nothing to change\n"
-
-
-@pytest.mark.promise("S38")
-def test_prefetch_can_be_switched_on_and_off(faulty: Faulty, tmp_path: Path) -> None:
-    refs = {f"x/{index}": [faulty.put(f"/{index}", b"value")] for index in range(120)}
-    (tmp_path / "set.json").write_text(json.dumps({"version": 1, "refs": refs}))
-    with mounted(tmp_path / "set.json", tmp_path / "mnt", "allow=private", "prefetch=0B") as root:
-
-        def started(first: int) -> int:
-            """Read 40 values in order; return the number of keys prefetched so far."""
-            for index in range(first, first + 40):
-                assert (root / f"x/{index}").read_bytes() == b"value"
-            return int(counters_of(root)["read_ahead"]["started"])
-
-        assert started(0) == 0
-        assert run("refresh", "--set", "prefetch=1MiB", root).returncode == 0
-        assert started(40) > 0
-        assert run("refresh", "--set", "prefetch=0B", root).returncode == 0
-        ahead = int(counters_of(root)["read_ahead"]["started"])
-        assert started(80) == ahead
-
-
-@pytest.mark.promise("S38")
-def test_remount_changes_all_or_nothing(document: Path, tmp_path: Path) -> None:
-    fstab = f"ro,cache_size=1GiB,fmask=022,fsname={document},nofail,_netdev,x-systemd.automount,nosuid,allow=file"
-    with mounted(document, tmp_path / "mnt", "cache_size=1GiB,fmask=022,allow=file") as root:
-        assert remount(root, f"remount,{fstab},cache_size=2GiB,log_level=debug").returncode == 0
-        assert "cache_size=2147483648, log_level=debug" in log_of(root)
-        for wrong in ("umask=077", "view=v3", "allow=all", "s3.anon=true", "fmask=0", "upperdir=/tmp"):
-            done = remount(root, f"remount,{fstab},cache_size=5GiB,{wrong}")
-            assert done.returncode == 1
-            assert f"option {wrong.partition('=')[0]}" in done.stderr
-            assert done.stderr.count("\n") == 1
-        assert "changed" not in log_of(root).partition("log_level=debug")[2]
-        done = run("refresh", "--set", "cache_size=5GiB,umask=077", root)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-        assert remount(root, f"remount,ro,{'x-' + 'y' * 900},retries=7").returncode == 0
-        assert "retries=7" in log_of(root)
-
-
-@pytest.mark.promise("S39")
-def test_an_idle_mount_is_unmounted(document: Path, tmp_path: Path) -> None:
-    mountpoint = tmp_path / "mnt"
-    mountpoint.mkdir()
-    log = tmp_path / "log"
-    options = f"log_file={log},log_level=debug,attr_timeout=0,entry_timeout=0"
-    assert run("mount", document, mountpoint, "-o", options).returncode == 0
-    pid = daemon_pid(mountpoint)
-    with open(mountpoint / "a", "rb") as file:  # open, but not read
-        assert run("refresh", "--set", "idle_timeout=1500ms", mountpoint).returncode == 0
-        time.sleep(2.5)
-        assert file.read() == b"content"
-        holder = subprocess.Popen(["sleep", "60"], cwd=mountpoint)  # keeps the mount in use without a request
-    looked = [time.monotonic()]
-
-    def in_vain() -> bool:
-        looked.append(time.monotonic())
-        return "idle for " in log.read_text()
-
-    try:
-        until(in_vain)  # an attempt to unmount has just failed, and the next one is some time away
-        os.stat(mountpoint / "a")
-        assert mount_lines(mountpoint)
-    finally:
-        holder.kill()
-        holder.wait()
-    began = last = time.monotonic()
-    longest = began - looked[-2]
-    while last < began + 2.5:  # the mount is in use
-        with contextlib.suppress(FileNotFoundError):
-            os.stat(mountpoint / "a")
-        longest, last = max(longest, time.monotonic() - last), time.monotonic()
-        time.sleep(0.1)
-    # unless the machine was so busy that the mount was idle between two stat()
-    assert mount_lines(mountpoint) or longest > 0.7
-    until(lambda: not mount_lines(mountpoint))
-    until(lambda: not alive(pid))
-    assert "unmounted, idle for " in log.read_text()
-
-
-def test_statistics_do_not_reset_the_idle_timeout(document: Path, tmp_path: Path) -> None:
-    mountpoint = tmp_path / "mnt"
-    mountpoint.mkdir()
-    assert run("mount", document, mountpoint, "-o", "idle_timeout=1s").returncode == 0
-    deadline = time.monotonic() + 60
-    while mount_lines(mountpoint):
-        assert time.monotonic() < deadline
-        try:
-            os.getxattr(mountpoint, "user.zarrfs.stats")
-            os.statvfs(mountpoint)
-        except OSError:
-            assert not mount_lines(mountpoint)
-        time.sleep(0.1)
 
 
 @pytest.mark.promise("S39")
@@ -203,14 +83,6 @@ def test_usr1_logs_where_tasks_wait(faulty: Faulty, tmp_path: Path) -> None:
         assert re.search(r"memory: [1-9]\d* MiB", log_of(root))
 
 
-def test_an_idle_timeout_of_zero_never_unmounts(tmp_path: Path) -> None:
-    document = tmp_path / "set.json"
-    document.write_text('{"version": 1, "refs": {"a": "x"}}')
-    with mounted(document, tmp_path / "mnt", "idle_timeout=0") as root:
-        time.sleep(1)
-        assert (root / "a").read_text() == "x"
-
-
 def test_sigterm_does_not_unmount_another_mount_on_top(tmp_path: Path) -> None:
     document = tmp_path / "set.json"
     document.write_text('{"version": 1, "refs": {"a": "x"}}')
@@ -230,57 +102,9 @@ def test_sigterm_does_not_unmount_another_mount_on_top(tmp_path: Path) -> None:
 def test_the_daemon_of_a_writable_mount_writes_its_files_with_mode_644(document: Path, tmp_path: Path) -> None:
     """The daemon has umask 0, because the kernel applies the umask of the process that creates a file in the mount."""
     (tmp_path / "upper").mkdir()
-    names = {"pid_file": "pid", "metrics": "metrics"}
+    names = {"metrics": "metrics"}
     options = ",".join(f"{option}={tmp_path / name}" for option, name in names.items())
     with mounted(document, tmp_path / "mnt", f"upperdir={tmp_path / 'upper'},{options}"):
         for name in names.values():
             until((tmp_path / name).exists)
             assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o644, name
-
-
-def test_the_notify_pipe_does_not_need_a_pid_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from zarrfs.daemon import serve
-
-    read, write = os.pipe()
-    called: list[bool] = []
-    options = parse([f"pid_file={tmp_path}/none/pid", f"notify_pipe={write}"]).options
-    with open(read, "rb") as pipe:
-        serve._announce(options, lambda: called.append(True))
-        assert (pipe.read(), called) == (b"\n", [True])
-    assert f"pid_file={tmp_path}/none/pid: cannot be written: no such file or directory" in caplog.text
-
-
-@pytest.mark.parametrize("more", [[], ["--foreground"]])
-def test_the_notify_pipe_may_be_standard_output(more: list[str], tmp_path: Path) -> None:
-    document, mnt = tmp_path / "set.json", tmp_path / "mnt"
-    document.write_text('{"version": 1, "refs": {"a": "x"}}')
-    mnt.mkdir()
-    command = [PROGRAM, "mount", *more, document, mnt, "-o", "notify_pipe=1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.read() == b"\n", "and its end"
-        assert (mnt / "a").read_bytes() == b"x"
-        assert run("umount", mnt).returncode == 0
-        assert process.wait(60) == 0
-
-
-def test_a_notify_pipe_without_a_reader_is_closed(caplog: pytest.LogCaptureFixture) -> None:
-    from zarrfs.daemon import serve
-
-    read, write = os.pipe()
-    os.close(read)
-    serve._announce(parse([f"notify_pipe={write}"]).options, lambda: None)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(write)
-    assert f"notify_pipe={write}: cannot be written to: broken pipe" in caplog.text
-
-
-def test_a_file_that_is_no_pid_file_is_not_replaced(tmp_path: Path) -> None:
-    document, mine = tmp_path / "set.json", tmp_path / "mine"
-    document.write_text('{"version": 1, "refs": {"a": "x"}}')
-    mine.write_text("my thesis")
-    (tmp_path / "mnt").mkdir()
-    done = run("mount", document, tmp_path / "mnt", "-o", f"pid_file={mine}")
-    assert done.returncode == 2
-    assert "is not a pid file" in done.stderr
-    assert mine.read_text() == "my thesis"

@@ -81,5 +81,5 @@ def variables(tmp_path: Path) -> dict[str, str]:
     """Return the variables of /etc/zarrfs/NAME.conf."""
     source = tmp_path / "a name with blanks.json"
     shutil.copy(DATA / "archives/flux-list.json", source)
-    options = f"blobs={DATA}/archives/blobs,file_mode=0444"
+    options = f"blobs={DATA}/archives/blobs,umask=0333"
     return {"SOURCE": str(source), "MOUNTPOINT": str(tmp_path / "mnt"), "OPTIONS": options}

@@ -96,7 +96,7 @@ def requests(nginx: Nginx, root: Path) -> int:
 
 
 def test_chunks_that_exist_are_listed_and_a_missing_one_is_enoent(store: str, nginx: Nginx, tmp_path: Path) -> None:
-    with mounted(store, tmp_path / "mnt", "negative_timeout=60") as root:
+    with mounted(store, tmp_path / "mnt", "metadata_ttl=60") as root:
         assert sorted(os.listdir(root)) == ["dense", "large", "sparse", "zarr.json"]
         assert os.listdir(root / "sparse/c") == ["0", "2"]
         assert os.listdir(root / "dense/c") == ["0", "1"]

@@ -299,7 +299,7 @@ def test_creating_a_name_that_appeared_beneath_the_mount_leaves_no_inode(tmp_pat
     """The kernel still believes the name to be absent, so it sends a request to create it."""
     plain = tmp_path / "plain"
     plain.mkdir()
-    with mounted(plain, tmp_path / "mnt", "rw", "negative_timeout=600") as root:
+    with mounted(plain, tmp_path / "mnt", "rw", "attr_timeout=600") as root:
         before = counters_of(root)["inodes"]
         for name in "abc":
             assert not (root / name).exists()
@@ -512,11 +512,5 @@ def test_rw_from_mount_alone_does_not_make_a_mount_writable(tmp_path: Path) -> N
         subprocess.run([*command, source, mountpoint, "-o", options], check=True, timeout=30)
         try:
             assert os.access(mountpoint, os.W_OK) == writable
-            for flag, status in (("ro", 0), ("rw", 0 if writable else 1)):
-                done = subprocess.run(
-                    [*command, source, mountpoint, "-o", f"remount,{flag}"], check=False, timeout=30
-                )
-                assert done.returncode == status
-                assert os.access(mountpoint, os.W_OK) == (writable and flag == "rw")
         finally:
             run("umount", mountpoint)

@@ -258,7 +258,7 @@ def changes_in(directory: int, own: Path) -> list[Callable[[], object]]:
 def test_a_directory_is_replaced_by_a_link_under_the_mount(tmp_path: Path) -> None:
     """The kernel still has the entry cached as a directory, and requests changes in it."""
     source, outside = attacked(tmp_path)
-    with mounted(source, tmp_path / "mnt", upper(tmp_path), "entry_timeout=100s", "attr_timeout=100s") as root:
+    with mounted(source, tmp_path / "mnt", upper(tmp_path), "attr_timeout=100s") as root:
         (root / "d/own").write_text("own")
         (root / "d/sub/own").write_text("own")
         before = contents(outside)
@@ -276,7 +276,7 @@ def test_a_directory_is_replaced_by_a_link_under_the_mount(tmp_path: Path) -> No
 @pytest.mark.promise("S31")
 def test_a_file_is_replaced_by_a_link_under_the_mount(tmp_path: Path) -> None:
     source, outside = attacked(tmp_path)
-    with mounted(source, tmp_path / "mnt", upper(tmp_path), "entry_timeout=100s", "attr_timeout=100s") as root:
+    with mounted(source, tmp_path / "mnt", upper(tmp_path), "attr_timeout=100s") as root:
         before = contents(outside)
         for name in ("e/own", "d/small"):
             (root / name).write_text("changed")

@@ -9,7 +9,7 @@ from zarrfs.daemon import session
 from zarrfs.fuse import pagecache
 
 
-async def refused(mountpoint: str, size: int) -> bool:
+async def refused(mountpoint: str) -> bool:
     return False
 
 

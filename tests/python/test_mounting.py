@@ -152,7 +152,6 @@ def test_errors_have_the_messages_of_the_mount_command(
         (zarrfs.SourceError, r"/none\.json: no such file or directory", "/none.json", {}),
         (zarrfs.UsageError, r"^unknown option 'retrys' \(did you mean retries\?\)$", source, {"retrys": 1}),
         (zarrfs.MountError, "none: no such file or directory", source, {"mountpoint": tmp_path / "none"}),
-        (zarrfs.UsageError, "option notify_pipe", source, {"notify_pipe": 1}),
     ):
         with pytest.raises(kind, match=rule), zarrfs.mounted(wrong, **options):  # type: ignore[arg-type]
             pytest.fail("there is no mount")

@@ -495,12 +495,10 @@ def test_missing_keys_are_remembered(faulty: Faulty) -> None:
         return len(faulty.requests)
 
     assert with_store(url, asked) == 0
-    assert with_store(url, asked, Options(retries=0, negative_timeout=0.0)) == 3
     assert with_store(url, asked, Options(retries=0, attr_timeout=0.0)) == 3
-    assert with_store(url, asked, Options(retries=0, attr_timeout=0.0, negative_timeout=60.0)) == 0
 
 
-def test_a_chunk_that_appears_is_found_after_negative_timeout(faulty: Faulty) -> None:
+def test_a_chunk_that_appears_is_found_after_attr_timeout(faulty: Faulty) -> None:
     async def check(store: Store, plan: Any) -> None:
         with pytest.raises(NotFound):
             await store.info("g/a/c/2/2")
@@ -508,7 +506,7 @@ def test_a_chunk_that_appears_is_found_after_negative_timeout(faulty: Faulty) ->
         await trio.sleep(0.06)
         assert (await store.info("g/a/c/2/2")).size == 3
 
-    with_store(put_exact(faulty, "nested", NESTED), check, Options(retries=0, negative_timeout=0.05))
+    with_store(put_exact(faulty, "nested", NESTED), check, Options(retries=0, attr_timeout=0.05))
 
 
 # -- documents that change

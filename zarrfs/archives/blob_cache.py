@@ -94,12 +94,6 @@ class MemoryBlobs:
         self._in_flight.give(size)
         self._shrink()
 
-    def resize(self, limit: int) -> None:
-        """Change the bound, and evict blobs down to it."""
-        self.limit, self._largest = limit, max(limit, self._largest)
-        self._in_flight.resize(limit // 4)
-        self._shrink()
-
     def clear(self) -> None:
         """Drop all blobs."""
         self._blobs.clear()
@@ -163,10 +157,6 @@ class DiskBlobs:
     def stats(self) -> dict[str, int]:
         """Return counters since the start."""
         return {**self._counts, "evicted": self._space.evicted}
-
-    def resize(self, size: int, min_free: int) -> None:
-        """Change the bounds, in bytes."""
-        self._space.resize(size, min_free)
 
     def close(self) -> None:
         """Drop all further blobs, and close the descriptors."""

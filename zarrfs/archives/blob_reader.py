@@ -193,14 +193,6 @@ class BlobReader(TargetReader):
     def _paths(self, blobref: str) -> list[str]:
         return [os.path.join(source, blobref) for source in self._sources if isinstance(source, str)]
 
-    def adjust(self, options: Options) -> None:
-        self._timeout = options.read_timeout
-        self._memory.resize(memory_limit(options) * 3 // 4)
-        self._ahead = min(options.prefetch, self._memory.limit // 4)
-        self._factory.adjust(options)
-        if self._disk is not None:
-            self._disk.resize(options.cache_size, options.cache_min_free)
-
     def stats(self) -> dict[str, Any]:
         """Return counters, for the log."""
         remote: dict[str, Any] = {}

@@ -108,13 +108,6 @@ class BlobSources:
         await for_each(put, range(0, length, part))
         return buffer
 
-    def adjust(self, options: Options) -> None:
-        """Apply changed options."""
-        self._options = self._reduced(options)
-        self.slots.total_tokens = options.host_requests
-        if self._files is not None:
-            self._files.adjust(self._options)
-
     def outages(self) -> list[str]:
         """Describe the outages of servers."""
         return [] if self._files is None else self._files.blocks.ranges.outages()

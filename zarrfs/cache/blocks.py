@@ -209,17 +209,6 @@ class Blocks:
             for one in wanted if leases else ():  # leases of fetches that were cancelled before they began
                 self._leave(leases.pop(one.key, None))
 
-    def adjust(self, options: Options) -> None:
-        """Apply changed options. A smaller bound on the disk takes effect when space is next reserved there."""
-        self._options = self._pins.options = options
-        self.ranges.adjust(options)
-        self.cache.resize(memory_limit(options) - self._queue)
-        for limiter in self._beginning.values():
-            limiter.total_tokens = options.host_requests
-        self.bound_ahead()
-        if self._disk is not None:
-            self._disk.adjust(options)
-
     def bound_ahead(self) -> int:
         """Bound the read-ahead of a target by the options and the present size of the cache; return its bytes."""
         self._runs.ahead = min(self._options.prefetch, self.cache.max_bytes // 4)

@@ -206,10 +206,6 @@ class DiskCache:
             counts = {**self._counts, "evicted": self._space.evicted, "queued": self._queued}
         return {**counts, **self.leases.stats()}
 
-    def resize(self, size: int, min_free: int) -> None:
-        """Set new bounds."""
-        self._space.resize(size, min_free)
-
     def close(self, seconds: float = 60.0) -> None:
         """Close the cache: find and accept no blocks any more, and write the queued ones, for at most `seconds`."""
         with self._lock:

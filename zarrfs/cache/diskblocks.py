@@ -60,11 +60,6 @@ class DiskBlocks:
         self._readers = trio.CapacityLimiter(_READERS)
         self._round = PassLimit(_AT_ONCE)
 
-    def adjust(self, options: Options) -> None:
-        """Apply changed options. A smaller bound takes effect when space on the disk is next reserved."""
-        self.options = options
-        self._cache.resize(options.cache_size, options.cache_min_free)
-
     def stats(self) -> dict[str, Any]:
         """Return counters."""
         return self._cache.stats()

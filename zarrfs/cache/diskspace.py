@@ -88,10 +88,6 @@ class Space:
         self._full = False
         self.evicted = 0  # files
 
-    def resize(self, limit: int, min_free: int) -> None:
-        """Set new bounds. Files beyond them are evicted when space is needed next."""
-        self.limit, self._min_free = limit, min_free
-
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the write lock, or none if the file system has no locks. Raise Busy if others keep it."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zarrfs.cli.common import SETTINGS, process_options, report_errors
-from zarrfs.system.signals import raise_again
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -63,7 +62,6 @@ class LazyGroup(click.Group):
 
         if not args and extra.get("args") is None:  # called with the arguments of the process
             hide_secrets()
-            raise_again()
             gc.set_threshold(50_000, 20, 20)  # by default, collections take a tenth of the import time
         if None in (sys.stdin, sys.stdout, sys.stderr):
             from zarrfs.cli.streams import open_closed

@@ -15,11 +15,11 @@ from itertools import pairwise
 
 from zarrfs.cli.command_line import hide_secrets
 from zarrfs.config.effective import settings
-from zarrfs.config.options import TABLE, Parsed, parse, split_commas
+from zarrfs.config.options import Parsed, split_commas
 from zarrfs.config.redaction import redact_text, without_secrets
-from zarrfs.errors import MountError, UsageError, ZarrfsError, behind, internal_error, message_line, reason_of
+from zarrfs.errors import UsageError, ZarrfsError, behind, internal_error, message_line, reason_of
 from zarrfs.system.processes import use_utf8
-from zarrfs.system.signals import orderly_end, raise_again
+from zarrfs.system.signals import orderly_end
 
 # {option that mount(8) does not pass to its helpers: options that turn it off, which mount(8) does pass}
 _NOT_PASSED = {
@@ -34,7 +34,6 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments is None:
         use_utf8()
         hide_secrets()
-        raise_again()
     if None in (sys.stdin, sys.stdout, sys.stderr):
         from zarrfs.cli.streams import open_closed
 
@@ -51,9 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
         items = [item for name, value in flags if name == "-o" for item in split_commas(value)]
         typed = _typed_to_mount()
         items += [word for word in typed or () if word in _NOT_PASSED and not {*_NOT_PASSED[word]} & {*items}]
-        if "remount" in items:  # changes only the options that it names
-            _remount(mountpoint, _parse_remount(items, typed, "-s" in given), items, typed is not None, "-f" in given)
-            return 0
+        if "remount" in items:
+            return _fail(mountpoint, "a mount of zarrfs cannot be remounted: unmount it and mount it again", USAGE)
         # mount(8) adds rw by default, which must not override ro of a file or variable
         if typed is not None and "rw" not in typed:
             items = [item for item in items if item != "rw"]
@@ -92,14 +90,6 @@ def _typed_to_mount() -> list[str] | None:
     return [*(word for text in lists for word in text.split(",")), *rw]
 
 
-def _parse_remount(items: list[str], typed: list[str] | None, sloppy: bool) -> Parsed:
-    """Parse the options of a remount. "rw" counts only if the user typed it: mount(8) adds it unless ro is given."""
-    parsed = parse(items, sloppy)
-    if typed is not None and "rw" not in typed:
-        parsed.writable = False
-    return parsed
-
-
 def _mount(source: str, mountpoint: str, parsed: Parsed, verbose: bool) -> None:
     from zarrfs.daemon.session import mount
 
@@ -110,41 +100,6 @@ def _mount(source: str, mountpoint: str, parsed: Parsed, verbose: bool) -> None:
         text = message_line(f"{without_secrets(source)} mounted on {mountpoint}")
         with contextlib.suppress(OSError):  # the mount exists even if this line cannot be written
             os.write(1, f"mount.zarrfs: {text}\n".encode())
-
-
-def _remount(mountpoint: str, parsed: Parsed, items: list[str], whole: bool, fake: bool) -> None:
-    """Change options of the daemon and flags of the kernel. A remount never starts a second daemon.
-
-    With `whole` the items come from mount(8), which has added the options of fstab or of the mount table.
-    """
-    from zarrfs.daemon import control_client
-    from zarrfs.system import kernelflags, mounts
-
-    place = mounts.canonical(mountpoint)
-    mount = mounts.mount_at(place)
-    if mount is None:
-        raise MountError(f"{mountpoint}: not mounted")
-    if mount.fstype != mounts.FSTYPE:
-        raise MountError(f"{mountpoint}: not a mount of zarrfs, but of type {mount.fstype}")
-    ours = [item for item in items if "." in item or _name(item) in TABLE]
-    now, daemon = kernelflags.flags_of(mount), mounts.daemon_of(mountpoint)
-    if parsed.writable and not (daemon or {}).get("writable"):
-        why = "its daemon does not answer" if daemon is None else "there is no upper directory to write to"
-        raise UsageError(f"cannot remount rw: {why}")
-    access = ["ro"] if parsed.options.ro else ["rw"] if parsed.writable else []
-    flags = kernelflags.combined(now, [*access, *parsed.kernel], whole)
-    if fake:
-        return
-    if ours and daemon is None:
-        raise MountError(f"{mountpoint}: its daemon does not answer")
-    if daemon is not None:
-        control_client.change(mountpoint, ours)
-    if flags != now:
-        kernelflags.remount(place, flags)
-
-
-def _name(item: str) -> str:
-    return item.partition("=")[0].strip().replace("-", "_")
 
 
 def _fail(mountpoint: str, reason: object, status: int) -> int:

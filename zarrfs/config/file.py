@@ -20,7 +20,6 @@ from zarrfs.config.values import (
     is_url,
     lifetime,
     natural,
-    niceness,
     place_name,
     seconds,
     statuses,
@@ -30,10 +29,10 @@ from zarrfs.errors import UsageError, reason_of
 
 SECTIONS = ("options", "storage", "source")
 # Options of one invocation, not of a machine or a user.
-NEVER = ("config", "notify_pipe", "storage_options")
+NEVER = ("config", "storage_options")
 # Options whose value two sources must not share.
-OF_ONE_SOURCE = ("upperdir", "pid_file", "fsname", "base", "type", "foreground")
-NUMBERS = (lifetime, natural, niceness, seconds, statuses, user_id)  # parsers that take a TOML number
+OF_ONE_SOURCE = ("upperdir", "fsname", "base", "type", "foreground")
+NUMBERS = (lifetime, natural, seconds, statuses, user_id)  # parsers that take a TOML number
 _SCHEME = re.compile(r"[A-Za-z0-9+.-]+:")  # matches text that is not a path
 _NAME = re.compile(r"[^\s/:#?]+")
 
@@ -235,7 +234,6 @@ class _Reading:
 
 _REASONS = {
     "config": "a file names no other",
-    "notify_pipe": "is a descriptor of one process: on the command line",
     "storage_options": "is for the command line; here it is a [storage] section",
 }
 

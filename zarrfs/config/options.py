@@ -22,7 +22,6 @@ from zarrfs.config.values import (
     lifetime,
     local,
     natural,
-    niceness,
     octal,
     path,
     paths,
@@ -263,22 +262,6 @@ class Options:
         "mount", "Ownership and permissions", 0, octal, "MODE",
         "Remove these permission bits from all files and directories.",
     )
-    fmask: int | None = _option(
-        "mount", "Ownership and permissions", None, octal, "MODE",
-        "Remove these permission bits from files. Default: umask.",
-    )
-    dmask: int | None = _option(
-        "mount", "Ownership and permissions", None, octal, "MODE",
-        "Remove these permission bits from directories. Default: umask.",
-    )
-    file_mode: int | None = _option(
-        "mount", "Ownership and permissions", None, octal, "MODE",
-        "Show files with these permission bits. Default: as stored, 0444 where none are stored.",
-    )
-    dir_mode: int | None = _option(
-        "mount", "Ownership and permissions", None, octal, "MODE",
-        "Show directories with these permission bits. Default: as stored, 0555 where none are stored.",
-    )
     guard: bool = _option(
         "mount", "Ownership and permissions", False, flag, "",
         "Take all permissions off the directory beneath the mount, so that a reader gets an error, not an empty "
@@ -288,20 +271,6 @@ class Options:
     attr_timeout: float | None = _option(
         "mount", "Kernel caching", None, seconds, "TIME",
         "Let the kernel cache attributes for TIME. Default: 1s, 1d for immutable sources.", bounds=_KEPT,
-    )
-    entry_timeout: float | None = _option(
-        "mount", "Kernel caching", None, seconds, "TIME",
-        "Let the kernel cache names for TIME. Default: attr_timeout.", bounds=_KEPT,
-    )
-    negative_timeout: float | None = _option(
-        "mount", "Kernel caching", None, seconds, "TIME",
-        "Let the kernel cache for TIME that a name does not exist. Default: attr_timeout.", bounds=_KEPT,
-    )
-    read_ahead: int = _option(
-        "mount", "Kernel caching", 1 << 20, size, "SIZE",
-        "Set the kernel's read-ahead window for this mount to SIZE, if it is mounted by root; lower it for random "
-        "reads. Otherwise the kernel's own window stays.",
-        bounds=("0B", "1GiB"),
     )
     # -- Daemon
     foreground: bool = _option(
@@ -320,38 +289,8 @@ class Options:
         "process", "Daemon", None, path, "FILE",
         "Read options from FILE instead of the user's zarrfs.toml (docs/configuration.md).",
     )
-    idle_timeout: float | None = _option(
-        "mount", "Daemon", None, seconds, "TIME",
-        "Unmount after TIME without open files and requests; 0 means never. Default: never.", bounds=_KEPT,
-    )
-    on_exit: str = _option(
-        "mount", "Daemon", "refuse", words("refuse", "abort"), "WHAT",
-        "On SIGTERM while files are open: refuse stays mounted and logs who uses the mount; abort ends, and readers "
-        "get errors.",
-    )
-    mount_timeout: float = _option(
-        "mount", "Daemon", 300.0, seconds, "TIME",
-        "Wait up to TIME for another process that compiles the same document, and for the mount to answer.",
-        bounds=_WAIT,
-    )
-    pid_file: str | None = _option(
-        "mount", "Daemon", None, local, "FILE", "Write the process ID of the daemon to FILE."
-    )
-    notify_pipe: int | None = _option(
-        "mount", "Daemon", None, natural, "FD",
-        "Write a newline to file descriptor FD when the mount answers. For supervisors without sd_notify.",
-        bounds=("0", "2147483647"),
-    )
-    nice: int | None = _option(
-        "mount", "Daemon", None, niceness, "N",
-        "Run the daemon at this niceness. Default: -5 if permitted (as root), since readers wait for the daemon.",
-    )
     fsname: str | None = _option(
         "mount", "Daemon", None, text, "NAME", "Show NAME as the source in the output of mount(8). Default: SOURCE."
-    )
-    auto_unmount: bool = _option(
-        "mount", "Daemon", False, flag, "",
-        "Unmount when the daemon dies. Dangerous: readers then see an empty directory instead of an error.",
     )
     # internal: cached facts about targets from before this time (seconds since 1970) are stale; set by a refresh
     asked_since: float = 0.0
@@ -373,7 +312,7 @@ GROUPS: tuple[str, ...] = tuple(dict.fromkeys(field.metadata["group"] for field 
 COMMON = frozenset(
     (
         "type", "blobs", "allow", "allow_path", "view", "upperdir", "memory_limit", "cache_dir", "cache_size",
-        "metadata_ttl", "allow_other", "foreground", "log_file", "idle_timeout",
+        "metadata_ttl", "allow_other", "foreground", "log_file",
     )
 )  # fmt: skip
 
@@ -447,7 +386,6 @@ IGNORED = frozenset(
         "comment",
     )
 )  # fmt: skip
-REMOUNT_ONLY = frozenset(("user_id", "group_id", "rootmode", "fd", "subtype", "default_permissions"))
 
 
 @dataclasses.dataclass
@@ -525,11 +463,9 @@ def read(items: Iterable[str], sloppy: bool = False) -> Assignments:
             )
         elif name in KERNEL_FLAGS:
             given.kernel.append(name)
-        elif name == "remount":
-            pass  # mount.zarrfs handles it
         elif not equals and (list_ := _list_of(name)) in given.values:  # "-o allow=file,private" has been split
             put(given, list_, name)
-        elif name in IGNORED | REMOUNT_ONLY or name[:2].lower() in ("x_", "x-"):
+        elif name in IGNORED or name[:2].lower() in ("x_", "x-"):
             pass
         elif not equals and naming:
             put(given, "members", item)

@@ -26,6 +26,21 @@ OPTIONS: Mapping[str, str] = {
     "strict": "a bad entry fails when it is read, and `zarrfs check` lists all of them",
     "warm": "set cache_dir= and read the keys once",
     "workers": "chunks are decoded by threads of one process; for more, let several mounts share one cache_dir=",
+    "auto_unmount": "leave it out; a dead mount is an error to its readers, and mounting again replaces it",
+    "dir_mode": "umask= removes permission bits",
+    "dmask": "umask= removes permission bits",
+    "entry_timeout": "attr_timeout= is for names, too",
+    "file_mode": "umask= removes permission bits",
+    "fmask": "umask= removes permission bits",
+    "idle_timeout": "use autofs or x-systemd.automount, which unmount what is not used",
+    "mount_timeout": "leave it out; a mount waits for up to 5 minutes",
+    "negative_timeout": "leave it out; the kernel remembers absent names for a second",
+    "nice": "start zarrfs with nice(1)",
+    "notify_pipe": "zarrfs mount returns when the mount answers",
+    "on_exit": "leave it out; on SIGTERM a mount in use stays and the log names its users",
+    "pid_file": "pgrep -f, or systemctl show -p MainPID, has the daemon",
+    "read_ahead": "leave it out; write /sys/class/bdi/MAJOR:MINOR/read_ahead_kb as root",
+    "remount": "unmount and mount again",
 }
 # the command as typed, such as "refs merge"
 COMMANDS: Mapping[str, str] = {

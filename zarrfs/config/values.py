@@ -77,13 +77,6 @@ def natural(text: str) -> int:
     return int(text)
 
 
-def niceness(text: str) -> int:
-    """Parse a niceness as in nice(1): -20 (the highest priority) to 19."""
-    if not re.fullmatch(r"-?[0-9]{1,2}", text) or not -20 <= int(text) <= 19:
-        raise ValueError("a whole number from -20 to 19")
-    return int(text)
-
-
 def statuses(text: str) -> tuple[int, ...]:
     """Parse HTTP statuses from 400 to 499, separated by commas."""
     if not re.fullmatch(r"4\d\d(,4\d\d)*", text):

@@ -1,17 +1,15 @@
-"""Client of a running mount's control interface: refresh it, change its options. The server is fuse/xattrs.py."""
+"""Client of a running mount's control interface: refresh it. The server is fuse/xattrs.py."""
 
 from __future__ import annotations
 
 import errno
 import json
-import re
 import secrets
 import time
-from collections.abc import Iterable
 from typing import Any
 
-from zarrfs.errors import MountError, UsageError
-from zarrfs.fuse.xattrs import PART, REFRESH, SET
+from zarrfs.errors import MountError
+from zarrfs.fuse.xattrs import REFRESH
 from zarrfs.metrics.statistics import why
 from zarrfs.system import mounts
 
@@ -27,22 +25,6 @@ def refresh(mountpoint: str, force: bool = False) -> dict[str, Any]:
     answer = _poll(mountpoint, f"{REFRESH}{secrets.token_hex(8)}{':force' if force else ''}")
     if "error" in answer:
         raise MountError(f"{mountpoint}: {answer['error']}")
-    return answer
-
-
-def change(mountpoint: str, items: Iterable[str]) -> dict[str, Any]:
-    """Change options of a mount, given as items of -o; return {"changed": {name: value}}.
-
-    Raise UsageError, with nothing changed, for an invalid value or an option that cannot change. Raise MountError if
-    the mount does not answer.
-    """
-    token, text = secrets.token_hex(8), ",".join(re.sub(r"([,\\])", r"\\\1", item) for item in items)
-    parts = [text[at : at + PART // 4] for at in range(0, len(text), PART // 4)]  # a character is up to four bytes
-    for number, part in enumerate(parts):
-        _request(mountpoint, f"{SET}{token}:{number}:{part}")
-    answer = _poll(mountpoint, f"{SET}{token}:{len(parts)}")
-    if "error" in answer:
-        raise UsageError(f"{mountpoint}: {answer['error']}")
     return answer
 
 

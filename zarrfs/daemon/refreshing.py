@@ -97,7 +97,6 @@ class Refresher:
                 log.warning("%s: %s", plan.source, warning)
             version = StoreVersion(store, options)
             version.pusher = Pusher(store) if old.pusher is not None else None
-            version.adjust(self.options)  # options may have changed meanwhile
             known = operations.inodes.known()
             operations.show(version)
             operations.begin(version, version.get_ready)

@@ -21,7 +21,6 @@ import trio
 from zarrfs.concurrency.tasks import CONTROL
 from zarrfs.config.options import Options
 from zarrfs.daemon import notify
-from zarrfs.daemon.live_options import LiveOptions
 from zarrfs.daemon.refreshing import Refresher
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import MountError, reason_of
@@ -41,7 +40,6 @@ log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _BUSY = 1.0  # seconds between attempts to unmount a busy mount whose owner has ended
-_IDLE_LEAST, _IDLE_MOST = 0.05, 5.0  # seconds between checks whether the mount is idle
 # The daemon's niceness, if permitted: with 64 readers on 2 cores, it would otherwise get a thirtieth of the CPU time.
 _NICE = -5
 
@@ -59,11 +57,11 @@ def serve(
     Threads, sockets and the event loop are created only here and later, because they do not survive the fork.
     """
     allow_descriptors()  # a directory source needs one per open file
-    _set_priority(options.nice)
+    _set_priority()
     of_store = dataclasses.replace(options, wait_for_outages="all")
     writable = options.upperdir is not None and not options.ro
     about = {"pid": os.getpid(), "source": plan.source, "kind": plan.kind, "writable": writable}
-    announce = functools.partial(_announce, options, ready)
+    announce = functools.partial(_announce, ready)
     operations = _operations(open_plan(plan, of_store), options, about, announce)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until _signals() handles them: they would leave a dead mount
     try:
@@ -90,15 +88,14 @@ def serve(
         pyfuse3.close(unmount=False)
 
 
-def _set_priority(nice: int | None) -> None:
-    """Raise the priority of the daemon, which many readers would starve. Call it before any thread starts."""
-    if nice is None and os.getpriority(os.PRIO_PROCESS, 0) != 0:
-        return  # our parent has chosen a priority
-    try:
-        os.setpriority(os.PRIO_PROCESS, 0, _NICE if nice is None else nice)
-    except PermissionError:
-        if nice is not None:
-            log.warning("-o nice=%d: not permitted", nice)
+def _set_priority() -> None:
+    """Raise the priority of the daemon, which many readers would starve, unless our parent has chosen one.
+
+    Call it before any thread starts.
+    """
+    if os.getpriority(os.PRIO_PROCESS, 0) == 0:
+        with contextlib.suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, 0, _NICE)
 
 
 def _operations(store: Store, options: Options, about: dict[str, Any], ready: Callable[[], None]) -> Operations:
@@ -117,30 +114,8 @@ def _operations(store: Store, options: Options, about: dict[str, Any], ready: Ca
     return WritableOperations(store, options, about, ready)
 
 
-def _for_all_to_read(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o644)  # in a writable mount the umask is 0
-
-
-def _announce(options: Options, ready: Callable[[], None]) -> None:
-    """Write the pid file and notify all processes that wait for the mount. Must not raise."""
-    if options.pid_file is not None:
-        try:
-            with open(options.pid_file, "w", opener=_for_all_to_read) as file:
-                file.write(f"{os.getpid()}\n")
-        except OSError as exc:
-            log.warning("pid_file=%s: cannot be written: %s", options.pid_file, reason_of(exc))
-    if options.notify_pipe is not None:
-        try:
-            try:
-                os.write(options.notify_pipe, b"\n")
-            finally:  # close it, because its reader may wait for the end of the pipe
-                given = options.notify_pipe
-                if given < 3:  # keep a standard stream open, so that no other file gets its number
-                    given = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-                    os.dup2(given, options.notify_pipe)
-                os.close(given)
-        except OSError as exc:
-            log.warning("notify_pipe=%d: cannot be written to: %s", options.notify_pipe, reason_of(exc))
+def _announce(ready: Callable[[], None]) -> None:
+    """Notify all processes that wait for the mount. Must not raise."""
     notify.notify_manager("READY=1")
     ready()
 
@@ -148,19 +123,18 @@ def _announce(options: Options, ready: Callable[[], None]) -> None:
 async def _main(
     operations: Operations, refresher: Refresher, mountpoint: str, options: Options,
 ) -> None:  # fmt: skip
-    live, began = LiveOptions(operations, refresher, options), time.monotonic()
+    began = time.monotonic()
     owner = _owner(options.owner)  # before the mount is announced, because a thread of the owner may end after that
     try:
         async with trio.open_nursery() as nursery:
             operations.background = nursery
-            operations.control = Control(nursery, refresher.refresh, live.apply)
-            await nursery.start(_signals, operations, refresher, mountpoint, options)
+            operations.control = Control(nursery, refresher.refresh)
+            await nursery.start(_signals, operations, refresher, mountpoint)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-            nursery.start_soon(_widen, operations, mountpoint, options)
+            nursery.start_soon(_widen, operations, mountpoint)
             operations.begin(operations.current, operations.current.get_ready)
             nursery.start_soon(log_suppressed)
             nursery.start_soon(notify.report_use, operations, refresher.source, mountpoint)
-            nursery.start_soon(_unmount_when_idle, operations, live, mountpoint, refresher.device)
             if owner is not None:
                 nursery.start_soon(_end_with_owner, owner, mountpoint, refresher.device)
             await sessionloop.run()
@@ -169,7 +143,6 @@ async def _main(
         notify.notify_manager("STOPPING=1")
         with trio.CancelScope(deadline=trio.current_time() + 5, shield=True):
             await operations.aclose()
-        _remove_pid_file(options)
         seconds = time.monotonic() - began
         log.info("%s", process.summary(mountpoint, seconds, operations.stats(), operations.unsynced))
 
@@ -205,48 +178,12 @@ async def _end_with_owner(owner: int, mountpoint: str, device: int | None) -> No
             return
 
 
-async def _unmount_when_idle(
-    operations: Operations, live: LiveOptions, mountpoint: str, device: int | None
-) -> None:
-    """Unmount after idle_timeout= without an open file and without a request. An automount mounts at the next use.
-
-    A process that has its working directory in the mount makes it busy; the unmount is then retried after another
-    timeout. Requests that the kernel answers from its caches do not reach the daemon, so they do not count as use. Nor
-    do statfs and extended attributes, which monitoring reads.
-    """
-    uses, since = operations.uses, trio.current_time()
-    while True:
-        limit = live.options.idle_timeout or None  # 0: never
-        await trio.sleep(_IDLE_MOST if limit is None else min(max(limit / 8, _IDLE_LEAST), _IDLE_MOST))
-        now = trio.current_time()
-        if operations.open_handles or operations.uses != uses:
-            uses, since = operations.uses, now
-        elif limit is not None and now - since >= limit:
-            try:
-                await trio.to_thread.run_sync(mounts.unmount_own, mountpoint, device, limiter=CONTROL)
-            except (MountError, RuntimeError) as exc:  # the latter: out of threads
-                log.debug("idle for %g s, but %s", now - since, exc)
-                since = now
-            else:
-                log.info("%s: unmounted, idle for %g s (idle_timeout=)", mountpoint, round(now - since, 1))
-                return
-
-
-def _remove_pid_file(options: Options) -> None:
-    if options.pid_file is not None:
-        with contextlib.suppress(OSError, ValueError):
-            with open(options.pid_file) as file:
-                ours = int(file.read(20)) == os.getpid()
-            if ours:
-                os.unlink(options.pid_file)
-
-
-async def _widen(operations: Operations, mountpoint: str, options: Options) -> None:
+async def _widen(operations: Operations, mountpoint: str) -> None:
     """Raise the kernel's read-ahead window, for large requests; if that is not permitted, push pages if possible."""
     await operations.started.wait()
     try:
         await trio.to_thread.run_sync(pagecache.raise_background, mountpoint, limiter=CONTROL)
-        raised = await pagecache.raise_read_ahead(mountpoint, options.read_ahead)
+        raised = await pagecache.raise_read_ahead(mountpoint)
     except (OSError, RuntimeError) as exc:  # out of descriptors or threads: the mount works, but slower
         log.warning("%s: the kernel's read-ahead stays as it is: %s", mountpoint, reason_of(exc))
         return
@@ -258,7 +195,6 @@ async def _signals(
     operations: Operations,
     refresher: Refresher,
     mountpoint: str,
-    options: Options,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Handle signals: TERM and INT unmount, HUP reopens the log and refreshes, USR1 logs statistics and tasks."""
@@ -279,24 +215,18 @@ async def _signals(
                     for line in process.task_lines():
                         log.info("tasks: %s", line)
                 else:
-                    await _stop(mountpoint, options, refresher.device)
+                    await _stop(mountpoint, refresher.device)
             except Exception:  # out of threads, for example: it must not end the mount
                 log.exception("%s has failed", signal.Signals(number).name)
 
 
-async def _stop(mountpoint: str, options: Options, device: int | None) -> None:
-    """Unmount. If the mount is busy, refuse, or with on_exit=abort end and leave a dead endpoint.
+async def _stop(mountpoint: str, device: int | None) -> None:
+    """Unmount. If the mount is busy, stay: the log names its users.
 
     A lazy unmount would leave an empty directory under running readers, and a Zarr reader returns the fill value
-    for a missing chunk: silently wrong data. A dead endpoint is an error for every reader.
+    for a missing chunk: silently wrong data.
     """
     try:
         await trio.to_thread.run_sync(mounts.unmount_own, mountpoint, device, limiter=CONTROL)
     except MountError as exc:
-        if options.on_exit != "abort":
-            log.error("%s (on_exit=abort would leave a dead endpoint)", exc)
-            return
-        log.error("%s; on_exit=abort: leaving a dead endpoint", exc)
-        _remove_pid_file(options)
-        logs.finish()
-        os._exit(1)
+        log.error("%s", exc)

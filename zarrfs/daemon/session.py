@@ -13,7 +13,6 @@ import logging
 import os
 import re
 import signal
-import stat
 import sys
 import time
 import traceback
@@ -34,16 +33,21 @@ log = logging.getLogger(__name__)
 
 READY = b"\n"
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_STARTS = 300.0  # seconds for the daemon to answer
 _UNMOUNTS = 10.0  # seconds for the daemon to unmount when the command that started it is interrupted
 
 
 def mount(
-    source: str, mountpoint: str, parsed: Parsed, tell: Callable[[str], None] = lambda text: None
+    source: str,
+    mountpoint: str,
+    parsed: Parsed,
+    tell: Callable[[str], None] = lambda text: None,
+    ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Mount `source`; return when the mount answers, or with foreground=, when it has ended.
 
     Raise UsageError, MountError or SourceError for the options, the mount point or the source before anything is
-    mounted. `tell` is called with warnings, one line each.
+    mounted. `tell` is called with warnings, one line each, and with foreground=, `ready` when the mount answers.
     """
     options = parsed.options
     encoding = sys.getfilesystemencoding()
@@ -62,30 +66,31 @@ def mount(
         else:
             tell(f"{mountpoint}: the daemon of the mount there has died: it will be replaced")
     try:
-        _mount_checked(source, mountpoint, parsed, tell)
+        _mount_checked(source, mountpoint, parsed, tell, ready)
     except BaseException:
         if options.guard and mounts.mount_at(mountpoint) is None:
             fusemount.guard(mountpoint)
         raise
 
 
-def _mount_checked(source: str, mountpoint: str, parsed: Parsed, tell: Callable[[str], None]) -> None:
+def _mount_checked(
+    source: str, mountpoint: str, parsed: Parsed, tell: Callable[[str], None], ready: Callable[[], None]
+) -> None:
     options = parsed.options
     requirements.check(mountpoint, options)
-    _check_files(options)
-    for name, path in ("pid_file", options.pid_file), ("log_file", options.log_file):
-        places = () if path is None else (os.path.realpath(os.path.dirname(path)), os.path.realpath(path))
-        if any(mounts.beneath(place, mountpoint) for place in places):
-            raise UsageError(f"option {name}={path}: lies beneath the mount point, which would hide it")
+    if options.log_file is not None:
+        _check_log_file(options.log_file, mountpoint)
     plan = plan_source(source, options, meanwhile=lambda: import_module("zarrfs.daemon.serve"), forks=True)
     try:
-        _mount_plan(plan, source, mountpoint, parsed, tell)
+        _mount_plan(plan, source, mountpoint, parsed, tell, ready)
     except BaseException:
         discard(plan)
         raise
 
 
-def _mount_plan(plan: Plan, source: str, mountpoint: str, parsed: Parsed, tell: Callable[[str], None]) -> None:
+def _mount_plan(
+    plan: Plan, source: str, mountpoint: str, parsed: Parsed, tell: Callable[[str], None], ready: Callable[[], None]
+) -> None:
     """Make the checks that need a plan, and mount that plan. After an error the caller discards the plan."""
     options = parsed.options
     if plan.path is not None and mountpoint.startswith(os.path.realpath(plan.path).rstrip("/") + "/"):
@@ -103,8 +108,10 @@ def _mount_plan(plan: Plan, source: str, mountpoint: str, parsed: Parsed, tell: 
         tell(f"{mountpoint}: mounted read-only: rw needs a directory for the changes (upperdir=DIR)")
     options = dataclasses.replace(absolute_options(options), fsname=options.fsname or without_secrets(source))
     plan = dataclasses.replace(plan, named=absolute_source(source))
-    run = mount_foreground if options.foreground else mount_background
-    run(plan, mountpoint, options, parsed.kernel)
+    if options.foreground:
+        mount_foreground(plan, mountpoint, options, parsed.kernel, ready)
+    else:
+        mount_background(plan, mountpoint, options, parsed.kernel)
     discard(plan)
 
 
@@ -142,31 +149,14 @@ def _check_upper(upper: str, plan: Plan, mountpoint: str) -> None:
         raise MountError(f"{mountpoint}: the source {plan.source} lies inside upperdir={upper}")
 
 
-def _check_files(options: Options) -> None:
-    """Raise UsageError for a log file, pid file or descriptor that the daemon cannot use."""
-    for name, path in ("log_file", options.log_file), ("pid_file", options.pid_file):
-        try:
-            if path is not None:
-                _try_file(path)
-        except OSError as exc:
-            raise UsageError(f"option {name}={path}: {reason_of(exc)}") from None
-    if options.pid_file is not None and not _is_pid_file(options.pid_file):
-        raise UsageError(f"option pid_file={options.pid_file}: exists and is not a pid file: not replaced")
+def _check_log_file(path: str, mountpoint: str) -> None:
+    """Raise UsageError for a log file that the daemon cannot use."""
     try:
-        if options.notify_pipe is not None:
-            os.fstat(options.notify_pipe)
-    except OSError:
-        raise UsageError(f"option notify_pipe={options.notify_pipe}: no such descriptor") from None
-
-
-def _is_pid_file(path: str) -> bool:
-    """Return whether a file is absent, empty or a pid file, so that it may be overwritten and later removed."""
-    try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-            return regular and re.fullmatch(rb"\s*|[0-9]{1,10}\n?", file.read(100)) is not None
-    except OSError:
-        return True  # absent, or not readable: _try_file() has checked that it can be written to
+        _try_file(path)
+    except OSError as exc:
+        raise UsageError(f"option log_file={path}: {reason_of(exc)}") from None
+    if any(mounts.beneath(os.path.realpath(place), mountpoint) for place in (os.path.dirname(path), path)):
+        raise UsageError(f"option log_file={path}: lies beneath the mount point, which would hide it")
 
 
 def _try_file(path: str) -> None:
@@ -196,7 +186,7 @@ def mount_background(plan: Plan, mountpoint: str, options: Options, kernel: Sequ
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(write_end)
         with os.fdopen(read_end, "rb", buffering=0) as pipe:
-            report = _await_report(pipe.fileno(), options.mount_timeout)
+            report = _await_report(pipe.fileno(), _STARTS)
     except BaseException:
         _end_daemon(pid, mountpoint, there, _UNMOUNTS)
         raise
@@ -204,7 +194,7 @@ def mount_background(plan: Plan, mountpoint: str, options: Options, kernel: Sequ
         return
     if report is None:
         _end_daemon(pid, mountpoint, there, 0)
-        report = f"not ready after {options.mount_timeout:g} s (mount_timeout=)".encode()
+        report = f"not ready after {_STARTS:g} s".encode()
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, 0)
     _clear(mountpoint, there)
@@ -234,20 +224,23 @@ def _end_daemon(pid: int, mountpoint: str, there: mounts.Mount | None, patience:
     _clear(mountpoint, there)
 
 
-def mount_foreground(plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str]) -> None:
+def mount_foreground(
+    plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str], ready: Callable[[], None]
+) -> None:
     """Mount in this process and serve until the unmount, SIGTERM or SIGINT."""
     from zarrfs.daemon.serve import serve
 
     logs.configure(options, True, mountpoint, plan.source)
     there, is_ready = mounts.mount_at(mountpoint), False
 
-    def ready() -> None:
+    def announce() -> None:
         nonlocal is_ready
         is_ready = True
         log.info("mounted on %s; Ctrl-C unmounts", mountpoint)
+        ready()
 
     try:
-        serve(plan, mountpoint, options, kernel, ready)
+        serve(plan, mountpoint, options, kernel, announce)
     except BaseException:
         if not is_ready:  # later, a dead mount is an error to its readers, and an empty directory is none
             _clear(mountpoint, there)
@@ -293,9 +286,7 @@ def _daemon(
         end_with_parent(parent, signal.SIGTERM)  # until the mount is ready
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         leave_directory()
-        if options.notify_pipe is not None and options.notify_pipe < 3:  # standard streams are redirected next
-            options = dataclasses.replace(options, notify_pipe=os.dup(options.notify_pipe))
-        close_descriptors(keep={2, pipe, *([] if options.notify_pipe is None else [options.notify_pipe])})
+        close_descriptors(keep={2, pipe})
         logs.configure(options, False, mountpoint, plan.source)
         serve(plan, mountpoint, options, kernel, ready, detach=True)
         status = 0

@@ -45,7 +45,6 @@ from zarrfs.fuse.xattrs import (
     LEFT_OUT_XATTR,
     MOUNT_XATTR,
     REFRESH_XATTR,
-    SET_XATTR,
     SOURCE_XATTR,
     STATS_XATTR,
     Control,
@@ -62,7 +61,6 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-_CACHING = 4  # replaced versions that may cache blocks in memory: the most recently read
 _MONITORING = ("statfs", "getxattr", "listxattr")  # sent by monitoring tools: do not count as use of the mount
 NEGATIVE = 1.0  # seconds that the kernel may cache that a name does not exist; a refresh waits as long
 _DAY = 86_400.0
@@ -151,7 +149,6 @@ class Operations(pyfuse3.Operations):
         super().__init__()
         self.current = StoreVersion(store, options, values)
         self._retired: list[StoreVersion] = []  # replaced, but still in use
-        self._caching: list[StoreVersion] = []  # retired versions that may cache blocks, most recently read last
         self._closed_totals = CounterTotals()
         self.uses = 0  # requests, except those in _MONITORING
         self.counters: dict[str, int] = {"lookup": 0, "readdir": 0, "open": 0, "read": 0, "bytes": 0}
@@ -172,12 +169,10 @@ class Operations(pyfuse3.Operations):
         self._uid = os.getuid() if options.uid is None else options.uid
         self._gid = os.getgid() if options.gid is None else options.gid
         self._started_ns = time.time_ns()
-        self.permissions = Permissions(options)
+        self.permissions = Permissions(options.umask)
         timeout = _DAY if store.immutable else 1.0
         self._attr_timeout = timeout if options.attr_timeout is None else options.attr_timeout
-        self._entry_timeout = self._attr_timeout if options.entry_timeout is None else options.entry_timeout
-        negative = self._entry_timeout if options.negative_timeout is None else options.negative_timeout
-        self._negative_timeout = min(NEGATIVE, negative)
+        self._negative_timeout = min(NEGATIVE, self._attr_timeout)
         self._entry = self._new_entry()  # reused by readdir, because pyfuse3 immediately copies it into the reply
 
     def init(self) -> None:
@@ -344,8 +339,6 @@ class Operations(pyfuse3.Operations):
         file = self._files[fh]
         version = file.version or self.current
         data: Buffer
-        if version.retired:
-            self._read_old(version)
         try:
             if not file.begun:
                 file.begun = True
@@ -401,7 +394,7 @@ class Operations(pyfuse3.Operations):
             # EOPNOTSUPP, not ENODATA: after EOPNOTSUPP, ls requests no more attributes in this mount; after ENODATA,
             # it would request two for each file
             raise pyfuse3.FUSEError(errno.EOPNOTSUPP)
-        if self.control is not None and name.startswith((REFRESH_XATTR, SET_XATTR)):
+        if self.control is not None and name.startswith(REFRESH_XATTR):
             if ctx.uid not in (0, os.getuid()):
                 raise pyfuse3.FUSEError(errno.EPERM)
             return self.control.answer(os.fsdecode(name))
@@ -452,20 +445,10 @@ class Operations(pyfuse3.Operations):
         old, self.current = self.current, version
         self.inodes.renew()
         self._page_versions, self._filled = {}, ()
-        old.retire()
+        old.retired = True
         old.users += 1
         self._retired.append(old)
         self.leave(old)
-
-    def _read_old(self, version: StoreVersion) -> None:
-        """Let a replaced version cache blocks because it is read; only the _CACHING most recently read ones do so."""
-        if version.may_cache:
-            self._caching.remove(version)
-        else:
-            version.let_cache(True)
-        self._caching.append(version)
-        if len(self._caching) > _CACHING:
-            self._caching.pop(0).let_cache(False)
 
     def leave(self, version: StoreVersion) -> None:
         """Release one use of a version (a request or a handle). The last release closes a replaced version."""
@@ -491,8 +474,6 @@ class Operations(pyfuse3.Operations):
     async def _close(self, version: StoreVersion) -> None:
         if version.closed:
             return
-        if version in self._caching:
-            self._caching.remove(version)
         try:
             await version.aclose()
         except Exception as exc:  # a failure in a replaced version must not end the mount
@@ -626,7 +607,7 @@ class Operations(pyfuse3.Operations):
         entry.st_uid = self._uid
         entry.st_gid = self._gid
         entry.st_blksize = 4096
-        entry.entry_timeout = self._entry_timeout
+        entry.entry_timeout = self._attr_timeout
         return entry
 
     def _fill_next(self, info: Info, inode: int) -> EntryAttributes:

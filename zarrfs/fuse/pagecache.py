@@ -20,6 +20,7 @@ from zarrfs.system import mounts
 log = logging.getLogger(__name__)
 
 READ_AHEAD = 128 << 10  # bytes: the kernel's default read-ahead window of a FUSE mount
+_WINDOW = 1 << 20  # bytes of the window that is set
 _CONNECTIONS = "/sys/fs/fuse/connections"
 _BACKGROUND = 128  # read-ahead requests at a time; the session loop has more tasks, so other requests do not wait
 _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432  # system call numbers, the same on every architecture
@@ -27,8 +28,8 @@ _CLOEXEC, _CREATE = 1, 6
 PUSHED = 8 << 20  # bytes of the largest value to push
 
 
-async def raise_read_ahead(mountpoint: str, size: int) -> bool:
-    """Set the mount's read-ahead window to `size` bytes; return False if that fails, as without root.
+async def raise_read_ahead(mountpoint: str) -> bool:
+    """Raise the mount's read-ahead window; return False if that fails, as without root.
 
     Call it only after the mount is up: the INIT handshake resets the window to 128 KiB.
     """
@@ -37,7 +38,7 @@ async def raise_read_ahead(mountpoint: str, size: int) -> bool:
         return False
     path = f"/sys/class/bdi/{mount.device}/read_ahead_kb"
     try:
-        await trio.to_thread.run_sync(_write, path, str(size >> 10))
+        await trio.to_thread.run_sync(_write, path, str(_WINDOW >> 10))
     except OSError as exc:
         log.debug("%s: %s", path, exc)
         return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import logging
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ from zarrfs.fuse.pagecache import Pusher
 from zarrfs.metrics.counters import METRICS, PLACE_METRICS
 from zarrfs.prefetch.readahead import KeyReadAhead
 from zarrfs.store.api import Store
-from zarrfs.system.memory import memory_limit
 
 log = logging.getLogger(__name__)
 
@@ -28,28 +26,24 @@ _COUNTERS = (  # paths of counters that only grow; all other figures are those o
     ("remote", "hosts", _ANY, "requests"), ("remote", "latency_sum"), ("remote", "latency_count"), ("local", "waits"),
 )  # fmt: skip
 _HOSTS = 32  # servers to report, as many as for one version
-_SHARE = 16  # a replaced version that may cache gets 1/16 of memory_limit and of array_cache
-_SHARE_LEAST = 8 << 20  # bytes of memory that it gets at least: two parts of a large value
 
 
 class StoreVersion:
     """One version of a source.
 
     `users` counts requests in flight, open handles and work in the background. A `retired` version is closed when the
-    count reaches zero. Until then it caches no blocks in memory, or a few while `may_cache` is set.
+    count reaches zero.
     """
 
     def __init__(self, store: Store, options: Options, values: Store | None = None) -> None:
         """`values` is the store that open files are read from; default: `store`."""
         self.store = store
-        self._options = options
         self.values = values or store
         self.sizes_known = self.values.sizes_known
         self.ahead = KeyReadAhead(self.values, options.prefetch)
         self.pusher: Pusher | None = None  # set if the kernel's read-ahead window could not be raised
         self.users = 0
         self.retired = False
-        self.may_cache = False
         self.changed = False  # a read found that a target has changed
         self.closed = False
 
@@ -59,27 +53,6 @@ class StoreVersion:
             await self.values.get_ready()
         except (ZarrfsError, OSError) as exc:  # the first read fails, too, and reports the error
             log.debug("get_ready: %s", exc)
-
-    def adjust(self, options: Options) -> None:
-        """Apply new options, except asked_since, which this version keeps."""
-        self._options = options = dataclasses.replace(options, asked_since=self._options.asked_since)
-        if self.retired:
-            whole = memory_limit(options)
-            most = max(whole // _SHARE, min(whole, _SHARE_LEAST)) if self.may_cache else 0
-            arrays = options.array_cache // _SHARE if self.may_cache else 0
-            options = dataclasses.replace(options, memory_limit=most, array_cache=arrays)
-        self.ahead.resize(0 if self.retired else options.prefetch)
-        self.store.adjust(options)
-
-    def retire(self) -> None:
-        """Mark the version as replaced and free the memory that no request waits for."""
-        self.retired = True
-        self.adjust(self._options)
-
-    def let_cache(self, may_cache: bool) -> None:
-        """Set whether a retired version may cache some blocks."""
-        self.may_cache = may_cache
-        self.adjust(self._options)
 
     def stats(self) -> dict[str, Any]:
         """Return the counters of the store and its read-ahead."""

@@ -694,7 +694,7 @@ class FileOperations(Operations):
         entry.st_blksize = 4096
         entry.st_atime_ns, entry.st_mtime_ns = status.st_atime_ns, status.st_mtime_ns
         entry.st_ctime_ns = status.st_ctime_ns
-        entry.attr_timeout, entry.entry_timeout = self._attr_timeout, self._entry_timeout
+        entry.attr_timeout = entry.entry_timeout = self._attr_timeout
         return entry
 
     def _truncate(self, path: str | int, file: OpenFile | None, size: int) -> None:

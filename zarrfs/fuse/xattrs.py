@@ -1,9 +1,7 @@
 """The extended attributes that a mount answers, and the control channel over attributes that it never lists.
 
 The first read of `user.zarrfs.refresh:TOKEN` starts a refresh, and every read returns its state. So no client blocks
-in the kernel, and an interrupted client may ask again. `user.zarrfs.set:TOKEN:NUMBER:PART` passes text in parts,
-because attribute names are short, and `user.zarrfs.set:TOKEN:COUNT` applies the joined text, once.
-Operations.getxattr() checks permissions.
+in the kernel, and an interrupted client may ask again. Operations.getxattr() checks permissions.
 """
 
 from __future__ import annotations
@@ -25,12 +23,8 @@ MOUNT_XATTR = b"user.zarrfs.mount"
 LEFT_OUT_XATTR = b"user.zarrfs.left_out"
 STATS_XATTR = b"user.zarrfs.stats"  # not listed, because cp -a must not copy it
 REFRESH_XATTR = b"user.zarrfs.refresh:"  # followed by TOKEN; not listed
-SET_XATTR = b"user.zarrfs.set:"  # followed by TOKEN:NUMBER:PART or TOKEN:COUNT; not listed
-REFRESH, SET = REFRESH_XATTR.decode(), SET_XATTR.decode()
-PART = 160  # characters of text in one name, of at most 255 bytes
+REFRESH = REFRESH_XATTR.decode()
 _ANSWERS = 1024  # answers to remember after the work has ended
-_TEXTS = 64  # texts that may be received at a time
-_PARTS = 256  # parts of one text
 _SIZE = 2048  # bytes of a value: fits file systems to which `cp -a` or `rsync -X` may copy it
 
 
@@ -59,47 +53,23 @@ def first_of(reasons: dict[str, str]) -> bytes:
 
 
 class Control:
-    """The control channel of one mount: `refresh(force)` and `settle(options text)` do the work."""
+    """The control channel of one mount: `refresh(force)` does the work."""
 
-    def __init__(
-        self,
-        nursery: trio.Nursery,
-        refresh: Callable[[bool], Awaitable[dict[str, Any]]],
-        settle: Callable[[str], Awaitable[dict[str, Any]]],
-    ) -> None:
-        self._nursery, self._do_refresh, self._settle = nursery, refresh, settle
+    def __init__(self, nursery: trio.Nursery, refresh: Callable[[bool], Awaitable[dict[str, Any]]]) -> None:
+        self._nursery, self._refresh = nursery, refresh
         self._answers: LRU[str, dict[str, Any]] = LRU(_ANSWERS)  # by name
         self._running = set[str]()  # names of running requests; an LRU might evict one, and it would run again
-        self._texts: LRU[str, dict[int, str]] = LRU(_TEXTS)  # parts by token
 
     def answer(self, name: str) -> bytes:
         """Return the value of a control attribute as JSON: {"state": "running"}, {"error"}, or the result."""
-        if name.startswith(REFRESH):
-            force = name.endswith(":force")
-            return self._once(name, lambda: self._do_refresh(force))
-        token, _, rest = name.removeprefix(SET).partition(":")
-        number, colon, part = rest.partition(":")
-        if not number.isdecimal() or not number.isascii() or int(number) > _PARTS:
-            return json.dumps({"error": "no such request"}).encode()
-        if colon:
-            parts = self._texts.use(token)
-            if parts is None:
-                parts = self._texts.put(token, {})
-            parts[int(number)] = part
-            return b"{}"
-        parts = self._texts.get(token, {})
-        text = "".join(parts.get(index, "") for index in range(int(number)))
-        return self._once(name, lambda: self._settle(text))
-
-    def _once(self, name: str, work: Callable[[], Awaitable[dict[str, Any]]]) -> bytes:
         if name not in self._answers and name not in self._running:
             self._running.add(name)
-            self._nursery.start_soon(self._run, name, work)
+            self._nursery.start_soon(self._run, name)
         return json.dumps(self._answers.get(name, {"state": "running"})).encode()
 
-    async def _run(self, name: str, work: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+    async def _run(self, name: str) -> None:
         try:
-            answer = await work()
+            answer = await self._refresh(name.endswith(":force"))
         except Exception as exc:  # a failed request must not end the mount
             log.exception("a request of control failed")
             answer = {"error": internal_error(exc)}

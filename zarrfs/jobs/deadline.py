@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterator
 
 from zarrfs.errors import TimedOut, ZarrfsError, behind
-from zarrfs.system.signals import ALARM_AGAIN
+
+_AGAIN = 0.01  # seconds between alarms; they repeat because one just before a system call does not interrupt it
 
 
 class Deadline:
@@ -25,7 +26,7 @@ class Deadline:
             yield
             return
         before = signal.signal(signal.SIGALRM, self._on_alarm)
-        signal.setitimer(signal.ITIMER_REAL, max(0.001, self._at - time.monotonic()), ALARM_AGAIN)
+        signal.setitimer(signal.ITIMER_REAL, max(0.001, self._at - time.monotonic()), _AGAIN)
         try:
             yield
         except Exception as exc:

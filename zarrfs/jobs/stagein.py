@@ -165,8 +165,6 @@ def mount(
     """
     if parsed.options.foreground:
         raise UsageError("option foreground: a job's mount is served in the background (zarrfs mount has it)")
-    if parsed.options.idle_timeout:  # not an error, because zarrfs.toml may set it for all mounts
-        notify("option idle_timeout: has no effect: a job's mount is kept in use until it is unstaged")
     record = begin(request, parsed, notify)
     if record.state == records.READY:
         return record, None

@@ -29,7 +29,6 @@ from zarrfs.net.responses import System, Transient
 from zarrfs.net.systems import SSH, CoroutineSystem, ThreadSystem, other_host
 from zarrfs.net.weboptions import check_web_options, proxy_of_environment, shown_proxy
 from zarrfs.system.memory import memory_limit
-from zarrfs.system.packages import install_command
 
 if TYPE_CHECKING:
     from zarrfs.net.zipfiles import UrlReader
@@ -63,7 +62,7 @@ class Openers:
         self._making: SingleFlight[object] = SingleFlight()
         self._threads: dict[object, trio.CapacityLimiter] = {}
         if options.client == "obstore" and not self._fast:
-            rule = f"needs the package obstore, 0.12 or newer: {install_command('fast')}"
+            rule = "needs the package obstore, 0.12 or newer: pip install 'zarrfs[fast]'"
             raise ReadError("client=obstore", rule)
         check_web_options(options)
 
@@ -269,7 +268,7 @@ def class_of(protocol: str, family: str) -> Any:
         raise ReadError(f"{protocol}://", f"the protocol {protocol!r} is unknown") from None
     except ImportError as exc:
         package, extra = _EXTRAS.get(family, ("", ""))
-        hint = f"{package}: {install_command(extra)}" if extra else str(exc)
+        hint = f"{package}: pip install 'zarrfs[{extra}]'" if extra else str(exc)
         raise ReadError(f"{protocol}://", f"{protocol} needs the package {hint}") from None
 
 

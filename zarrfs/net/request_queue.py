@@ -200,12 +200,6 @@ class RequestQueue:
             self._late.put(where, trio.current_time())
         raise ReadError(where, f"not reached within {self._options.read_timeout:g} s (-o read_timeout=){reason}")
 
-    def adjust(self, options: Options) -> None:
-        """Apply new options, and send the waiting requests that they admit."""
-        self._options = options
-        for host in self._hosts.values():
-            self._send(host)
-
     def usual(self) -> float | None:
         """Return the 90th percentile of the times of requests, in seconds; None before the first one."""
         return self._latency.quantiles().get("p90")

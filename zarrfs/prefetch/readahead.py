@@ -100,14 +100,6 @@ class KeyReadAhead:
             self._unexpected(place, name, index)
         return bool(self._due)
 
-    def resize(self, limit: int) -> None:
-        """Set the limit on bytes ahead; 0 disables read-ahead and cancels all requests."""
-        self.limit = limit
-        if not limit:
-            for run in list(self._runs):
-                self._drop(run)
-            self._due.clear()
-
     def stats(self) -> dict[str, int]:
         """Return the numbers of values that were prefetched, then read, or dropped unread; and of sequences."""
         return {"started": self._started, "used": self._used, "dropped": self._dropped, "sequences": len(self._runs)}

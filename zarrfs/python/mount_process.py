@@ -44,8 +44,13 @@ def _mount(request: dict[str, Any], owner: int, answers: int) -> None:
 
     found = settings(request["items"], [request["source"]], {"log_level": "warning"})
     parsed = found.parsed
-    parsed.options = dataclasses.replace(parsed.options, foreground=True, owner=owner, notify_pipe=answers)
-    session.mount(found.sources[0], request["mountpoint"], parsed, lambda text: print(text, file=sys.stderr))
+    parsed.options = dataclasses.replace(parsed.options, foreground=True, owner=owner)
+
+    def ready() -> None:
+        os.write(answers, b"\n")
+        os.close(answers)
+
+    session.mount(found.sources[0], request["mountpoint"], parsed, lambda text: print(text, file=sys.stderr), ready)
 
 
 def _answer(descriptor: int, error: dict[str, str | None]) -> None:

@@ -46,8 +46,6 @@ def mounted(
     The mount also ends when this interpreter dies.
     """
     items = as_items(options)
-    if options.get("notify_pipe") is not None:
-        raise UsageError("option notify_pipe: mounted() itself waits for the mount; leave it out")
     owner, private = os.getpid(), mountpoint is None
     if mountpoint is None:
         mountpoint = _new_directory(os.fspath(source), bool(options.get("allow_other")))

@@ -226,12 +226,6 @@ class ParquetStore(Store):
     def remote(self) -> bool:
         return self._targets.remote
 
-    def adjust(self, options: Options) -> None:
-        memory = memory_limit(options)
-        share = memory // 4
-        self._records.resize(share)
-        self._targets.adjust(dataclasses.replace(options, memory_limit=memory - share))
-
     async def prefetch(self, keys: Sequence[str]) -> None:
         wanted, opened = [], await self.opened()
         for key in keys:

@@ -54,10 +54,7 @@ def is_parquet_layout(document: bytes) -> bool:
 def check_package(source: str) -> None:
     """Raise SourceError if pyarrow is not installed."""
     if importlib.util.find_spec("pyarrow") is None:
-        from zarrfs.system.packages import install_command
-
-        remedy = install_command("parquet")
-        raise SourceError(source, f"the Parquet layout needs the package pyarrow: {remedy}")
+        raise SourceError(source, "the Parquet layout needs the package pyarrow: pip install 'zarrfs[parquet]'")
 
 
 def json_text(value: object) -> bytes:

@@ -134,7 +134,6 @@ def absolute_options(options: Options) -> Options:
     return dataclasses.replace(
         options,
         log_file=options.log_file and os.path.abspath(options.log_file),
-        pid_file=options.pid_file and os.path.abspath(options.pid_file),
         blobs=tuple(map(absolute, options.blobs)),
         index_dir=options.index_dir and os.path.abspath(options.index_dir),
         base=options.base and (options.base if "://" in options.base else absolute_source(options.base)),

@@ -103,7 +103,7 @@ def _serve(request: bytes, answers: int) -> NoReturn:
             file.write(reply)
         status = 0
     except SystemExit as exc:
-        os._exit(exc.code if isinstance(exc.code, int) else 1)  # not by raising it on: see signals.End
+        os._exit(exc.code if isinstance(exc.code, int) else 1)
     except BaseException:
         sys.excepthook(*sys.exc_info())
         os._exit(1)

@@ -20,7 +20,7 @@ from zarrfs.icechunk.files import MAGIC
 from zarrfs.icechunk.repository import REF_NAMES, Fetch, Selected, compile_snapshot, select
 from zarrfs.net.responses import System
 from zarrfs.sources.fetching import run
-from zarrfs.sources.index_cache import IndexCache
+from zarrfs.sources.index_cache import WAIT, IndexCache
 from zarrfs.store.indexfile import INDEX_VERSION, IndexWriter
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ async def _indexed(plan: Plan, place: str, selected: Selected, options: Options,
     shape = repr((INDEX_VERSION, _LAYOUT, KIND, place)).encode("utf-8", "surrogateescape")
     digest = hashlib.sha256(shape + selected.content).hexdigest()
     cache = IndexCache(options)
-    deadline = time.monotonic() + options.mount_timeout
+    deadline = time.monotonic() + WAIT
     # blocks while another process compiles the snapshot: nothing else runs in this child
     with cache.locked(digest, deadline) as found:
         path = found[0] if found is not None else await _compile(plan, cache, digest, selected, options, fetch)

@@ -31,6 +31,7 @@ _UNUSED = 30 * 86_400.0  # seconds after which an index is removed
 _MEMORY = "/dev/shm"
 _OWN = "zarrfs-index-"  # prefix of a temporary directory with one index
 _FORGOTTEN = 3600.0  # seconds: an older one was left by a killed process
+WAIT = 300.0  # seconds to wait for another process that compiles the same document
 _REPORTED = 3.0  # seconds of waiting for a lock after which it is reported
 _PAUSE = 0.05  # seconds between attempts to lock
 _swept = set[str]()  # directories that this process has swept

@@ -36,10 +36,9 @@ from zarrfs.documents.plan import Plan, discard
 from zarrfs.errors import SourceError, UsageError, message_line, reason_of
 from zarrfs.net.responses import too_large
 from zarrfs.references.parse import SLICED_MEMBERS
-from zarrfs.sources.index_cache import Index, IndexCache
+from zarrfs.sources.index_cache import WAIT, Index, IndexCache
 from zarrfs.store.indexfile import INDEX_VERSION, IndexWriter
 from zarrfs.system.processes import end_with_parent
-from zarrfs.system.signals import End
 
 _PEEK = 512  # bytes needed to recognise a file
 # Kinds of documents in the order of detection: modules with detect(head) and compile_document(document, compilation).
@@ -53,7 +52,7 @@ def prepare(source: str, options: Options, content: bytes = b"") -> Plan:
     """
     if options.type in (None, "icechunk") and os.path.isdir(source):
         return _plan_repository(source, options)
-    deadline = time.monotonic() + options.mount_timeout  # for waiting for other processes
+    deadline = time.monotonic() + WAIT  # for waiting for other processes
     with contextlib.ExitStack() as until_compiled:
         if content:
             found: Document | Plan = Document(source, content, parent(source), None)
@@ -195,8 +194,7 @@ def _waiting(source: str, options: Options) -> Callable[[], None]:
 
     def write() -> None:
         if options.log_level != "error":
-            limit = f"(up to {options.mount_timeout:g} s, mount_timeout=)"
-            text = f"{without_secrets(source)}: waiting for another process, which compiles the same document {limit}"
+            text = f"{without_secrets(source)}: waiting for another process, which compiles the same document"
             sys.stderr.write(f"zarrfs: {message_line(text)}\n")
 
     return write
@@ -264,7 +262,7 @@ def _end(*_: object) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # while temporary files are removed
         signal.signal(number, signal.SIG_IGN)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hide the warnings of abandoned loops and nurseries
-    raise End(130)
+    raise SystemExit(130)
 
 
 def answer(request: bytes) -> bytes:
@@ -320,5 +318,5 @@ def _answer_one(source: str, options: Options, plans: list[Plan], content: bytes
 if __name__ == "__main__":
     try:
         sys.stdout.buffer.write(answer(sys.stdin.buffer.read()))
-    except End:
+    except SystemExit:
         os._exit(130)

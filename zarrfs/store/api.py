@@ -9,13 +9,10 @@ import abc
 import enum
 import stat
 from collections.abc import AsyncIterator, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from zarrfs.errors import InvalidKey, NameTooLong, NotFound, OutOfRange, ReadError, TargetChanged, TargetMissing
 from zarrfs.system.buffers import Buffer
-
-if TYPE_CHECKING:
-    from zarrfs.config.options import Options
 
 NAME_MAX = 255  # bytes of UTF-8, as in every Linux file system
 KEY_MAX = 4095  # bytes: the longest path that Linux accepts
@@ -260,9 +257,6 @@ class Store(abc.ABC):
     def hide_document_time(self) -> None:  # noqa: B027
         """Report no mtime for entries that have none of their own, instead of the mtime of their document."""
 
-    def adjust(self, options: Options) -> None:  # noqa: B027
-        """Apply new bounds on memory, disk and requests (daemon/live_options.py lists the options that may change)."""
-
     def stats(self) -> dict[str, Any]:
         """Return counters."""
         return {}
@@ -343,9 +337,6 @@ class WrappingStore(Store):
 
     async def get_ready(self) -> None:
         await self.lower.get_ready()
-
-    def adjust(self, options: Options) -> None:
-        self.lower.adjust(options)
 
     def stats(self) -> dict[str, Any]:
         return self.lower.stats()

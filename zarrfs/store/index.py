@@ -14,7 +14,6 @@ import trio
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.concurrency.tasks import for_each, in_background
-from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, StoreError
 from zarrfs.store.api import (
     BlockingReader,
@@ -170,9 +169,6 @@ class IndexStore(Store):
     @property
     def remote(self) -> bool:
         return self._targets.remote
-
-    def adjust(self, options: Options) -> None:
-        self._targets.adjust(options)
 
     async def get_ready(self) -> None:
         # only for one target, assuming that the others are like it

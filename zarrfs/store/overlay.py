@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 
 import trio
 
-from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, Refused
 from zarrfs.store.api import (
     Info,
@@ -456,9 +455,6 @@ class Overlay(WritableStore):
     async def left_out(self, key: str) -> dict[str, str]:
         return {} if self.lower is None else await self.lower.left_out(key)
 
-    def adjust(self, options: Options) -> None:
-        if self.lower is not None:
-            self.lower.adjust(options)
 
     def stats(self) -> dict[str, Any]:
         return {} if self.lower is None else self.lower.stats()

@@ -168,10 +168,6 @@ class FsspecStore(Store):
         system, path = await self._path_of_key(key)
         return {"url": system.shown(path) if shown else await self._url_of_key(key, system, path)}
 
-    def adjust(self, options: Options) -> None:
-        self.files.adjust(options)
-        self.names.ttl, self.names.absent = self._ttls(options)
-
     def stats(self) -> dict[str, Any]:
         """Return the counters of the remote files."""
         return {"remote": self.files.stats()}
@@ -400,8 +396,7 @@ class FsspecStore(Store):
         """
         if self.immutable:
             return FOREVER, FOREVER
-        timeouts = (options.negative_timeout, options.entry_timeout, options.attr_timeout, options.metadata_ttl)
-        return options.metadata_ttl, next(timeout for timeout in timeouts if timeout is not None)
+        return options.metadata_ttl, options.metadata_ttl if options.attr_timeout is None else options.attr_timeout
 
     async def _entry(self, key: str) -> Entry:
         entry = (await self._known(key)).entry

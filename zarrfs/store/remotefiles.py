@@ -181,17 +181,6 @@ class RemoteFiles:
         found: Page = await self.blocks.ranges.call(system, path, lambda: system.page(path, after))
         return found
 
-    def adjust(self, options: Options) -> None:
-        """Apply options that may change while a mount runs."""
-        self._options = options
-        self.blocks.adjust(options)
-        cache = self.blocks.cache
-        if self._below is not None:
-            quarter = cache.max_bytes // 4
-            self._below.adjust(dataclasses.replace(options, memory_limit=quarter))
-            cache.resize(cache.max_bytes - quarter)
-        self._bound_streams()
-
     def stats(self) -> dict[str, Any]:
         """Return counters for the log."""
         return self.blocks.stats()

@@ -73,10 +73,6 @@ class TargetReader(abc.ABC):
         """
 
     @abc.abstractmethod
-    def adjust(self, options: Options) -> None:
-        """Apply options that may change while a mount runs."""
-
-    @abc.abstractmethod
     def stats(self) -> dict[str, Any]:
         """Return counters for the log."""
 
@@ -168,11 +164,6 @@ class Targets(TargetReader):
             return without_secrets(remote)
         # whether the path is percent-encoded is known only when the file was found
         return self._paths.get(url) or (f"file://{path}" if "%" in path and url.startswith("file:") else path)
-
-    def adjust(self, options: Options) -> None:
-        self._options = options
-        if self._remote is not None:
-            self._remote.adjust(options)
 
     def stats(self) -> dict[str, Any]:
         found: dict[str, Any] = {"local": self.local.stats()}

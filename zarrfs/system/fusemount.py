@@ -22,7 +22,6 @@ from zarrfs.errors import MountError
 from zarrfs.system import kernelflags, mounts, requirements
 
 _SUBTYPE = "zarrfs"
-_watched: list[socket.socket] = []  # kept open while the daemon runs: fusermount3 unmounts when they close
 
 
 def attach(source: str, mountpoint: str, options: Options, kernel: Iterable[str], writable: bool) -> int:
@@ -31,18 +30,16 @@ def attach(source: str, mountpoint: str, options: Options, kernel: Iterable[str]
     The mount table shows `source`. `kernel` are options of mount(8): nosuid, noatime, ... Raise MountError with the
     reason that the kernel or fusermount3 gives.
     """
-    kernel = list(kernel)
-    flags = kernelflags.combined({"nosuid", "nodev", *({"dirsync"} & {*kernel})}, kernel, whole=False)
+    flags = kernelflags.combined(kernel)
     if not writable:
         flags.add("ro")
     dead = mounts.check_mountpoint(mountpoint)
-    if not options.auto_unmount:  # auto_unmount needs a process that outlives this one, which is fusermount3
-        with contextlib.suppress(PermissionError):  # users, and root in a container, need fusermount3
-            if dead:  # mount over it, so that no reader sees the directory beneath
-                mounts.thin(mountpoint)
-                return _mount(source, mountpoint, options, flags)
-            with _guarded(mountpoint, options):
-                return _mount(source, mountpoint, options, flags)
+    with contextlib.suppress(PermissionError):  # users, and root in a container, need fusermount3
+        if dead:  # mount over it, so that no reader sees the directory beneath
+            mounts.thin(mountpoint)
+            return _mount(source, mountpoint, options, flags)
+        with _guarded(mountpoint, options):
+            return _mount(source, mountpoint, options, flags)
     mounts.clear_dead(mountpoint)  # fusermount3 does not mount over it
     with _guarded(mountpoint, options):
         return _fusermount(source, mountpoint, options, flags)
@@ -116,26 +113,18 @@ def _fusermount(source: str, mountpoint: str, options: Options, flags: set[str])
     words = {"suid", "dev"} - {flag.removeprefix("no") for flag in flags}  # else fusermount3 adds nosuid and nodev
     words |= flags - {"relatime"}  # the kernel's default, which fusermount3 does not know
     chosen = [*sorted(words), *_permissions(options), f"subtype={_SUBTYPE}", f"fsname={name}"]
-    if options.auto_unmount:
-        chosen.append("auto_unmount")
     ours, theirs = socket.socketpair()
-    with theirs, os.fdopen(os.memfd_create("fusermount3"), "rb") as output:  # no pipe, as auto_unmount keeps it open
+    with ours, theirs:
         process = subprocess.Popen(
             [mounts.fusermount(), "-o", ",".join(chosen), "--", mountpoint],
-            stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, pass_fds=[theirs.fileno()],
             env={**os.environ, "_FUSE_COMMFD": str(theirs.fileno())},
         )  # fmt: skip
         theirs.close()
         device = _receive(ours)
-        if device is None or not options.auto_unmount:
-            ours.close()
-            process.wait()
-        else:
-            _watched.append(ours)
-            process.returncode = 0  # fusermount3 outlives this process: Popen must not wait for it
-        if device is None:
-            output.seek(0)
-            raise MountError(requirements.why_refused(output.read().decode(errors="surrogateescape")))
+        said = process.communicate()[0].decode(errors="surrogateescape")
+    if device is None:
+        raise MountError(requirements.why_refused(said))
     os.set_inheritable(device, False)
     return device
 

@@ -62,12 +62,6 @@ class DecodedCache:
         self._expected = MemoryBudget(budget)
         self._hits = self._decoded = 0
 
-    def resize(self, budget: int) -> None:
-        """Set a new budget, 0 to cache nothing. One value may be as large as the largest budget so far."""
-        self.budget, self.largest = budget, max(budget, self.largest)
-        self._expected.resize(budget)
-        self._evict()
-
     def peek(self, key: Hashable) -> Decoded | None:
         """Return the cached value of `key` and mark it as used; None if there is none."""
         found = self._kept.use(key)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from zarrfs.concurrency.lru import LRU
-from zarrfs.config.options import Options
 from zarrfs.store.api import Store, WrappingStore
 from zarrfs.system.memory import heap
 from zarrfs.views.decoded_cache import DecodedCache
@@ -62,10 +61,6 @@ class DecodedView(WrappingStore):
 
     async def prefetch(self, keys: Sequence[str]) -> None:
         """Do nothing: FlatArray fetches chunks ahead of sequential readers."""
-
-    def adjust(self, options: Options) -> None:
-        super().adjust(options)
-        self._arrays.cache.resize(options.array_cache)
 
     def stats(self) -> dict[str, Any]:
         return {**super().stats(), "arrays": self._arrays.cache.stats()}

@@ -48,9 +48,7 @@ def missing_package() -> str | None:
     lacking = [name for name in ("h5netcdf", "h5py") if find_spec(name) is None]
     if not lacking:
         return None
-    from zarrfs.system.packages import install_command
-
-    return f"needs the package {' and '.join(lacking)}: {install_command('netcdf')}"
+    return f"needs the package {' and '.join(lacking)}: pip install 'zarrfs[netcdf]'"
 
 
 async def build(description: bytes, key: str) -> bytes:
