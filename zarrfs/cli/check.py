@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from zarrfs.copying.array_check import ArrayCheck
     from zarrfs.copying.check_report import CheckReport
 
-_MISSING_SHOWN = 20
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 EPILOG = """\b
 Examples:
   zarrfs check refs.json

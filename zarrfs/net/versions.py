@@ -67,7 +67,7 @@ def note_unversioned(host: str, where: str) -> None:
         _unversioned[host] = None
         log.warning(
             "%s: its server sends no version (neither ETag nor Last-Modified): a value that is replaced by another of "
-            "the same size is not noticed; zarrfs check --twice compares", where,
+            "the same size is not noticed", where,
         )  # fmt: skip
 
 
