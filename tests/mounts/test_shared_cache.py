@@ -91,7 +91,7 @@ def test_a_target_that_was_replaced_between_mounts_is_read_anew(nginx: Nginx, tm
         wait_for(lambda: disk(root, "bytes_written") > 0)
     new = cut(publish(nginx.plain.root, "mutable.bin", 1 << 20, seed=1), "v", 10_000, gap=0)
     with mounted(source, tmp_path / "mnt", options) as root:
-        assert run("refresh", root).returncode == 0  # the cache asks the server once an hour, or now
+        assert run("refresh", "--force", root).returncode == 0  # the cache asks the server once an hour, or now
         assert read_all(root, whole(new), 8).right == len(new)
 
 
