@@ -279,7 +279,7 @@ def test_the_program_prints_its_version_and_rejects_an_unknown_command() -> None
 
 
 @pytest.mark.parametrize(
-    ("command", "near"), [("mout", "mount"), ("stage_out", "stage-out"), ("refs mrge", "merge"), ("xyzzy", None)]
+    ("command", "near"), [("mout", "mount"), ("stage_out", "stage-out"), ("xyzzy", None)]
 )
 def test_a_mistyped_command_is_answered_with_the_nearest(command: str, near: str | None) -> None:
     done = run(*command.split())

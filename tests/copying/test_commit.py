@@ -40,7 +40,6 @@ from zarrfs.copying.commit import NewSource, commit
 from zarrfs.copying.commit_tree import MergedTree
 from zarrfs.copying.commit_writers import DataFile, ReferenceOptions, references_of
 from zarrfs.errors import SourceError
-from zarrfs.store import destination
 from zarrfs.store.api import Kind
 
 # -- property: for random sources and changes, NEW shows the same tree as the overlay
@@ -204,32 +203,6 @@ def test_each_key_is_written_once(place: Path) -> None:
         return listed
 
     assert sorted(trio.run(keys)) == [".zgroup", "a/x", "a/y", "large", "sparse"]
-
-
-@pytest.mark.parametrize("new", ["new.json", "new.json.zst"])
-@pytest.mark.parametrize("replace", [False, True])
-def test_a_signal_after_the_rename_does_not_remove_the_data_file(
-    place: Path, new: str, replace: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By then NEW is in place, and refers to the data file."""
-    if replace:
-        done(new)
-        os.unlink(f"{new}.data")
-
-    def interrupted(directory: str) -> None:
-        raise KeyboardInterrupt
-
-    async def run() -> None:
-        overlay, plan = opened(place / "refs.json", place / "up")
-        try:
-            await commit(overlay, plan, NewSource(new, "references", replace), print)
-        finally:
-            await overlay.aclose()
-
-    monkeypatch.setattr(destination, "_remove_set", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        trio.run(run)
-    assert trio.run(read, place / new, "large") == b"0123456789" * 200_000
 
 
 def test_a_relative_set_and_its_data_file_can_be_moved(place: Path) -> None:
