@@ -17,7 +17,6 @@ import trio.testing
 
 from tests.archives.blobreading import DATA, REF, URL, run, whole
 from tests.archives.compiled import blobref, file, opened, put
-from tests.conftest import run as zarrfs
 from tests.servers import Faulty
 from zarrfs.archives.blob_cache import DiskBlobs
 from zarrfs.archives.blob_reader import BlobReader
@@ -209,8 +208,6 @@ def test_a_foreign_directory_named_blobs_is_left_alone(tmp_path: Path, caplog: p
     assert cached(tmp_path, DATA) == mine
     assert names(mine) == {blobref(b"precious")}
     assert any("left alone" in text for text in caplog.messages)
-    assert zarrfs("cache", "clear", "--cache-dir", tmp_path / "cache").returncode == 0
-    assert names(mine) == {blobref(b"precious")}
 
 
 def test_a_disk_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
