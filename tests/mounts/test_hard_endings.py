@@ -113,12 +113,12 @@ def test_readers_of_a_suspended_daemon_are_interrupted(suspended: tuple[Path, in
 @pytest.mark.promise("S46")
 def test_commands_do_not_wait_forever_for_a_suspended_daemon(suspended: tuple[Path, int]) -> None:
     root, _ = suspended
-    commands = [["stats", root], ["top", "--once", root], ["mount", root.parent / "refs.json", root]]
+    commands = [["stats", root], ["mount", root.parent / "refs.json", root]]
     asking = [subprocess.Popen([PROGRAM, *command], stderr=subprocess.PIPE, text=True) for command in commands]
     told = [one.communicate(timeout=60)[1] for one in asking]
-    assert [one.returncode for one in asking] == [1, 1, 1]
-    assert told[0] == told[1] == f"zarrfs: {root}: does not answer\n"
-    assert "already a mount point" in told[2]
+    assert [one.returncode for one in asking] == [1, 1]
+    assert told[0] == f"zarrfs: {root}: does not answer\n"
+    assert "already a mount point" in told[1]
 
 
 @pytest.mark.promise("S46")

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import stat
 import subprocess
 import sys
 import threading
@@ -97,14 +96,3 @@ def test_sigterm_does_not_unmount_another_mount_on_top(tmp_path: Path) -> None:
         finally:
             subprocess.run(["umount", root], check=True)
         assert (root / "a").read_text() == "x"
-
-
-def test_the_daemon_of_a_writable_mount_writes_its_files_with_mode_644(document: Path, tmp_path: Path) -> None:
-    """The daemon has umask 0, because the kernel applies the umask of the process that creates a file in the mount."""
-    (tmp_path / "upper").mkdir()
-    names = {"metrics": "metrics"}
-    options = ",".join(f"{option}={tmp_path / name}" for option, name in names.items())
-    with mounted(document, tmp_path / "mnt", f"upperdir={tmp_path / 'upper'},{options}"):
-        for name in names.values():
-            until((tmp_path / name).exists)
-            assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o644, name
