@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,18 +88,80 @@ def test_values_of_a_deleted_bucket_are_errors_and_not_absent(s3: S3, client: st
     options = [*told("s3", s3.options), f"client={client}"]
 
     async def check(system: System, path: str) -> None:
-        assert bytes((await system.fetch(path, 0, 4)).data) == VALUE[:4]
-        assert (await system.page("going/store", "")).entries
+        async def fetch() -> object:
+            return await system.fetch(path, 0, 4)
+
+        async def page() -> object:
+            return await system.page("going/store", "")
+
+        questions = [fetch, lambda: system.stat(path), page]
+        for question in questions:
+            assert await question()
         s3.client.delete_object(Bucket="going", Key="store/a")
-        with pytest.raises(TargetMissing):
-            await system.fetch(path, 0, 4)
-        s3.client.delete_bucket(Bucket="going")
-        for question in (lambda: system.fetch(path, 0, 4), lambda: system.page("going/store", "")):
-            with pytest.raises(ReadError, match="the bucket does not exist") as found:
+        for question in questions[:2]:
+            with pytest.raises(TargetMissing):
                 await question()
-            assert type(found.value) is ReadError
+        s3.client.delete_bucket(Bucket="going")
+        await check_errors(questions)
 
     with_system(options, "s3://going/store/a", check)
+
+
+async def check_errors(questions: list[Callable[[], Any]]) -> None:
+    for question in questions:
+        with pytest.raises(ReadError, match="the bucket does not exist") as found:
+            await question()
+        assert type(found.value) is ReadError
+
+
+def test_values_of_a_missing_bucket_of_google_and_azure_are_errors(gcs: GCS, azure: Azure) -> None:
+    async def check(system: System, path: str) -> None:
+        listed = [lambda: system.page("nowhere/store", "")] if system.flat else []
+        await check_errors([lambda: system.fetch(path, 0, 4), lambda: system.stat(path), *listed])
+
+    async def check_key(system: System, path: str) -> None:
+        for question in (lambda: system.fetch(path, 0, 4), lambda: system.stat(path)):
+            with pytest.raises(TargetMissing):
+                await question()
+
+    for family, scheme, options, there in [
+        ("gcs", "gs", gcs.options, gcs.bucket),
+        ("abfs", "abfs", azure.options["key"], azure.private),
+        ("abfs", "abfs", azure.options["sas"], azure.private),
+    ]:
+        arguments = [*told(family, options), "client=fsspec"]
+        with_system(arguments, f"{scheme}://nowhere/store/a", check)
+        with_system(arguments, f"{scheme}://{there}/nothing/a", check_key)
+
+
+@pytest.mark.parametrize("headers", [{"Content-Type": "application/xml"}, {"x-amz-request-id": "1"}])
+def test_values_of_a_deleted_bucket_over_http_are_errors(headers: dict[str, str]) -> None:
+    """Only the body says that the bucket is gone, and the answer to HEAD has none."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.answer(b"", headers)
+
+        def do_GET(self) -> None:
+            code = "NoSuchBucket" if self.path.startswith("/gone") else "NoSuchKey"
+            self.answer(f"<Error><Code>{code}</Code></Error>".encode(), {"Content-Type": "application/xml"})
+
+        def answer(self, body: bytes, headers: dict[str, str]) -> None:
+            self.send_response(404)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+    async def check(system: System, path: str) -> None:
+        await check_errors([lambda: system.fetch(path, 0, 4), lambda: system.stat(path)])
+        with pytest.raises(TargetMissing):
+            await system.stat(path.replace("gone", "there"))
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with_system([], f"http://127.0.0.1:{server.server_port}/gone/store/a", check)
+        server.shutdown()
 
 
 def test_sizes_and_listings_of_s3_are_the_same(on_s3: tuple[list[str], str]) -> None:

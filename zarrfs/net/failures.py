@@ -18,7 +18,7 @@ _RETRY_AFTER_MAX = 60.0  # seconds
 _CUT = ("ClientPayloadError", "IncompleteReadError", "ResponseStreamingError", "IncompleteRead")  # of libraries
 _NO_BUCKETS = ("NoSuchBucket", "ContainerNotFound")  # of S3 and Google's XML interface, and of Azure
 _NO_BUCKET = re.compile(f"<Code>(?:{'|'.join(_NO_BUCKETS)})</Code>")
-_BUCKET_RULE = "the bucket does not exist"
+BUCKET_RULE = "the bucket does not exist"
 _LASTING = (errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTSUP)
 
 
@@ -40,7 +40,7 @@ def check_bucket(answer: str, where: str) -> None:
     Values of a missing bucket must not be reported as absent, because a reader would then use fill values.
     """
     if _NO_BUCKET.search(answer):
-        raise ReadError(where, _BUCKET_RULE)
+        raise ReadError(where, BUCKET_RULE)
 
 
 def _seconds_until(retry_after: str) -> float:
@@ -67,7 +67,7 @@ def failure(exc: Exception, where: str, timeout: float) -> Exception:
         return Transient(f"no answer within {timeout:g} s")
     if isinstance(exc, FileNotFoundError):
         if _code(exc.__cause__) in _NO_BUCKETS:
-            return ReadError(where, _BUCKET_RULE)
+            return ReadError(where, BUCKET_RULE)
         return TargetMissing(where, "not found")
     certificate = _certificate(exc)
     if certificate:

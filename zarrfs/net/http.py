@@ -41,6 +41,7 @@ _ERROR_MAX = 8 << 10  # bytes that are read of an error message
 _RESUMED_MIN = 64 << 10  # bytes: a body that is cut off earlier is requested again as a whole
 RANGE = re.compile(r"bytes\s+(\d+)-(\d+)/(\d+|\*)\s*$", re.IGNORECASE)
 _SERVED = (200, 203, 204, 206)  # statuses of answers that contain the value; the body of another 2xx is a message
+_OF_BUCKETS = ("x-amz-request-id", "x-ms-request-id")  # headers of object stores
 _told: set[str] = set()  # servers that ignore ranges, which has been logged
 
 
@@ -139,9 +140,7 @@ class HttpSystem(System):
         if status == 416:
             match = re.match(r"bytes\s+\*/(\d+)", headers.get("Content-Range"))
             return Fetched(b"", tag(response), int(match[1]) if match else None if start else 0)
-        if status == 404 and "xml" in headers.get("Content-Type"):
-            answer = bytes((await _part(response, 0, _ERROR_MAX))[0])
-            check_bucket(answer.decode("utf-8", "replace"), without_secrets(url))
+        await _check_bucket(response, url)
         _check_status(response, url)
         return with_attributes(await self._cut_out(response, url, start, stop), response, start)
 
@@ -196,13 +195,14 @@ class HttpSystem(System):
             size = _length(response)
             if response.status in _SERVED and (size is not None or url.partition("?")[0].endswith("/")):
                 return _entry(response, size)
-            if response.status in (404, 410):
+            if response.status in (404, 410) and not _is_of_bucket(response):
                 _check_status(response, url)
         async with await self._web.request("GET", url, "Range: bytes=0-0\r\n", slash=True) as response:
             if _is_directory(response):
                 return Entry("", True)
             if response.status == 416:  # no first byte: an empty value
                 return _entry(response, 0)
+            await _check_bucket(response, url)
             _check_status(response, url)
             if response.status == 206:
                 match = RANGE.match(response.headers.get("Content-Range"))
@@ -287,7 +287,8 @@ async def _pieces(response: Response) -> AsyncIterator[bytes]:
             yield piece
         return
     if coding not in ("gzip", "x-gzip", "deflate"):
-        raise ReadError(response.hops[0].url, f"its body is encoded as {coding}, which was not requested")
+        where = without_secrets(response.hops[0].url)
+        raise ReadError(where, f"its body is encoded as {coding}, which was not requested")
     try:
         async for data in _decoded(response, 15 if coding == "deflate" else 31):
             yield data
@@ -311,7 +312,20 @@ async def _decoded(response: Response, window: int) -> AsyncIterator[bytes]:
         raise Cut("the answer was cut off", b"")
 
 
+async def _check_bucket(response: Response, url: str) -> None:
+    """Raise ReadError if the body of an answer says that the whole bucket does not exist."""
+    if response.status == 404 and "xml" in response.headers.get("Content-Type"):
+        answer = bytes((await _part(response, 0, _ERROR_MAX))[0])
+        check_bucket(answer.decode("utf-8", "replace"), without_secrets(url))
+
+
 # -- heads
+
+
+def _is_of_bucket(response: Response) -> bool:
+    """Return whether an object store answers: only the body, which HEAD lacks, says whether the bucket exists."""
+    headers = response.headers
+    return "xml" in headers.get("Content-Type") or any(name in headers for name in _OF_BUCKETS)
 
 
 def _is_directory(response: Response) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import calendar
 import datetime
 import errno
+import functools
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar, cast
 
@@ -13,9 +14,9 @@ import trio
 from zarrfs.config import urls
 from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import BUCKETS
-from zarrfs.errors import AccessDenied, ReadError
+from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.net import bridge, identity
-from zarrfs.net.failures import failure, raise_from
+from zarrfs.net.failures import BUCKET_RULE, failure, raise_from
 from zarrfs.net.http import web_host
 from zarrfs.net.responses import Entry, Fetched, Page, System, Transient, checked_page, too_large
 
@@ -112,11 +113,31 @@ class CoroutineSystem(System):
         fs = self._fs
         try:
             return await self._loop.call(self.shown(path), function, *args)
+        except TargetMissing:
+            await self._check_bucket(path)
+            raise
         except Exception as exc:
             if self._connect is None or not _is_lost(exc.__cause__ or exc):
                 raise
             self._lost = self._lost or fs is self._fs  # else another call has already replaced it
             raise Transient("the connection is lost") from exc
+
+    async def _check_bucket(self, path: str) -> None:
+        """Raise ReadError if the bucket does not exist, for which gcsfs and adlfs say "not found" as for a key."""
+        if self._family not in ("gcs", "abfs"):
+            return
+        name, where = self._fs.split_path(path)[0], self.shown(path)
+        if self._family == "gcs":
+            ask = functools.partial(self._fs._call, "GET", "b/{}/o", name, maxResults=1)
+        else:
+            ask = functools.partial(self._fs._info, name, refresh=True)  # failure() knows the code of its error
+        try:
+            await self._loop.call(where, ask)
+        except TargetMissing:
+            if self._family == "gcs":
+                raise ReadError(where, BUCKET_RULE) from None
+        except AccessDenied:
+            pass  # it exists, as far as anyone without permission can tell
 
     async def _reconnect(self, path: str) -> None:
         assert self._connect is not None
