@@ -112,3 +112,16 @@ def test_a_value_that_is_also_a_directory_is_a_value(bucket: Bucket) -> None:
         assert [info.name async for info in store.list_dir("c")] == ["d"]
 
     using(bucket, check)
+
+
+def test_keys_that_are_no_paths_do_not_hide_the_directory_before_them(bucket: Bucket) -> None:
+    present = [f"{directory}/{number}" for directory in "abcd" for number in range(10)]
+    bucket.keys = sorted([f"x/{key}" for key in present] + [f"x/e//{number:03}" for number in range(100)])
+    bucket.most = 20
+
+    async def check(store: FsspecStore) -> None:
+        assert [info.name async for info in store.list_dir("")] == ["a", "b", "c", "d", "e"]
+        for directory in "abcd":
+            assert len([info async for info in store.list_dir(directory)]) == 10
+
+    using(bucket, check)

@@ -193,19 +193,16 @@ class FlatListing:
         if not self.open:
             self._enter("", asked)
         for key, entry in entries:
-            parent, name = split_key(key)
-            if entry.directory:
-                parent = key.removesuffix("/")
+            while (above := self.open[-1][0]) and not key.startswith(f"{above}/"):
+                self._leave()
             if (rule := key_rule(key.removesuffix("/"))) is not None:
                 log.debug("%s: %s: not listed", key, rule)
                 continue
+            parent, name = (key.removesuffix("/"), "") if entry.directory else split_key(key)
             while (above := self.open[-1][0]) != parent:
-                if above and not parent.startswith(f"{above}/"):
-                    self._leave()
-                else:
-                    child = parent[len(above) + 1 if above else 0 :].partition("/")[0]
-                    self._put(child, Entry(child, True))
-                    self._enter(join_key(above, child), asked)
+                child = parent[len(above) + 1 if above else 0 :].partition("/")[0]
+                self._put(child, Entry(child, True))
+                self._enter(join_key(above, child), asked)
             if not entry.directory:
                 self._put(name, entry._replace(name=name))
 
