@@ -116,6 +116,25 @@ def test_a_reader_sees_right_bytes_or_errors_over_restarts(
     assert not mount_lines(root)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="fusermount3 does not mount over a dead mount")
+@pytest.mark.parametrize("program", ["broken_start.py", "broken_opening.py"])
+def test_a_dead_mount_stays_if_the_next_daemon_fails_after_it_has_mounted(
+    program: str, source: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "mnt"
+    root.mkdir()
+    assert background(source, root)
+    kill_daemon(root)
+    words = [sys.executable, Path(__file__).with_name(program), source, root, "foreground"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "a fault of the test" in done.stderr
+    with pytest.raises(OSError, match=os.strerror(errno.ENOTCONN)):
+        os.listdir(root)
+    assert len(mount_lines(root)) == 1
+    assert run("umount", root).returncode == 0
+    assert not mount_lines(root)
+
+
 @pytest.mark.parametrize("foreground", [True, False])
 def test_a_mount_that_fails_is_guarded_too(foreground: bool, tmp_path: Path) -> None:
     root = tmp_path / "mnt"

@@ -205,8 +205,10 @@ def mount_background(plan: Plan, mountpoint: str, options: Options, kernel: Sequ
 def _clear(mountpoint: str, there: mounts.Mount | None) -> None:
     """Remove the mount of a daemon that has failed, if it has mounted, but not a dead one that was `there` before."""
     with contextlib.suppress(MountError):
-        if mounts.mount_at(mountpoint) != there:
+        if there is None:
             mounts.clear_dead(mountpoint)
+        elif mounts.is_dead(mountpoint):
+            mounts.thin(mountpoint)
 
 
 def _end_daemon(pid: int, mountpoint: str, there: mounts.Mount | None, patience: float) -> None:
