@@ -81,7 +81,7 @@ def mounted(run: Stores, store: Path, *options: str) -> Iterator[Path]:
     for file in store.rglob("*"):
         if file.is_file():
             file.read_bytes()
-    more = ",".join((f"read_ahead={peers.READ_AHEAD}B", f"log_file={run.directory}/log", *options))
+    more = ",".join((f"log_file={run.directory}/log", *options))
     with peers.place(run) as mountpoint:
         subprocess.run([peers.ZARRFS, "mount", store, mountpoint, "-o", more], check=True)
         try:
