@@ -87,6 +87,27 @@ def test_all_keys_and_bytes_equal_those_of_icechunk(shared: Repository) -> None:
     assert {"c", "c/0/0"} <= {key.partition("/")[2] for key in main} | {key.partition("er/n/")[2] for key in main}
 
 
+def test_an_array_may_refer_to_one_manifest_for_several_extents(
+    shared: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed = files.snapshot
+
+    def split(buffer: bytes, limit: int) -> files.Snapshot:
+        """Return the snapshot with a reference to each manifest for each chunk of its extents along the last axis."""
+        found = parsed(buffer, limit)
+        nodes = []
+        for node in found.nodes:
+            manifests = [
+                (ident, (*extents[:-1], (at, at + 1))) for ident, extents in node.manifests if extents
+                for at in range(*extents[-1])
+            ]
+            nodes.append(node._replace(manifests=tuple(manifests)) if manifests else node)
+        return found._replace(nodes=tuple(nodes))
+
+    monkeypatch.setattr(files, "snapshot", split)
+    assert read(shared.path, "tag=v1", "cache=none") == contents(shared, tag="v1")
+
+
 def test_format_2_with_compressed_urls() -> None:
     expected = json.loads((FORMAT2.parent / "expected.json").read_text())
     for options, name in ((), "main"), (("tag=v1",), "v1"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterable
@@ -172,9 +173,9 @@ class _Chunks:
         Raise DamagedBuffer.
         """
         for ident, references in files.manifest(buffer):
-            for node, extents in wanted.get(ident, ()):
-                self._array(node, extents, references)
-                break  # an id belongs to one node
+            places = wanted.get(ident, [])  # more than one if an array refers to this manifest for several extents
+            for (node, extents), copy in zip(places, itertools.tee(references, len(places)), strict=True):
+                self._array(node, extents, copy)
 
     def _array(
         self, node: files.SnapshotNode, extents: files.Extents, references: Iterable[files.ChunkReference]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from zarrfs.store.remotefiles import RemoteFiles
 
 KIND = "icechunk"
-_LAYOUT = 4  # version of the content of indexes that this module writes
+_LAYOUT = 5  # version of the content of indexes that this module writes
 _MAIN = "refs/branch.main/ref.json"  # every repository of format 1 has it
 NO_REPOSITORY = "is no Icechunk repository: neither a repo file nor refs/branch.main/ref.json there"
 
