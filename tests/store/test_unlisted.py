@@ -439,7 +439,10 @@ def test_only_chunks_that_the_server_has_are_listed(faulty: Faulty) -> None:
         [chunk] = await listed(store, "g/a/c/0")
         assert chunk == Info("1", Kind.FILE, 1, identity=chunk.identity)
         groups = {"g/zarr.json", "two/.zgroup"}
-        strange = {key for key in NESTED if key.startswith("strange/c")}
+        strange = {key for key in NESTED if key.startswith("strange/")}
+        for prefix in ("strange", "strange/c", "strange/c/0"):  # a copy would lack its chunks
+            with pytest.raises(ReadError, match="exact names work"):
+                await listed(store, prefix)
         for key in set(NESTED) - strange - groups:
             if "/" in key:
                 prefix, _, name = key.rpartition("/")

@@ -51,6 +51,10 @@ _UNREADABLE = (
     "consolidated metadata or -o members= names it, but its server has no metadata document that says what is in it; "
     "exact names work"
 )
+_NO_GRID = (
+    "its server shows no listing, and its metadata does not say which chunks it has, as zarrfs understands it; exact "
+    "names work"
+)
 _WORDS = ("meta", "attrs")  # documents of Zarr v1: a group or an array may have the same name
 _BEYOND = re.compile(r"(?:c[./])?[0-9]+(?:[./][0-9]+)*", re.ASCII)  # a name like that of a chunk
 # directories of chunks, in an array whose metadata is not understood
@@ -162,7 +166,9 @@ class UnlistedStore(WrappingStore):
                 if name > after:
                     yield found[name]
             after = ""
-        if shown is None and node is not None and node.grid is not None:
+        if shown is None and node is not None:
+            if node.grid is None:
+                raise ReadError(prefix or "/", _NO_GRID)
             async for info in self._chunks(prefix, node, rest, after):
                 yield info
 
