@@ -21,7 +21,7 @@ TARGETS = 4000
 def test_a_thread_and_the_loop_never_use_two_versions_of_a_target() -> None:
     """A thread finds version 1 on the disk while version 2 comes from the server: one of them learns of the other."""
     system = HttpSystem(Options(), Trust(Options()))
-    pins = Pins(Options(), cast("RequestQueue", None), lambda target: None)
+    pins = Pins(cast("RequestQueue", None), lambda target: None)
     wanted = [BlockRequest(system, f"http://127.0.0.1/{number}", 0, 10) for number in range(TARGETS)]
     together, unnoticed = threading.Barrier(2), []
 

@@ -232,7 +232,6 @@ def test_the_order_of_all_keys(target: str, tmp_path: Path) -> None:
 
     async def check(store: ParquetStore) -> None:
         assert await keys(store) == expected
-        assert store.is_reference_set
         assert [reference.key async for reference in store.references()] == expected
         assert bytes(await store.get("b/4.0")) == b'{"a":"document"}'
         assert (await store.info("b/5.1")).kind is Kind.DIRECTORY

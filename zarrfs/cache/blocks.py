@@ -40,7 +40,7 @@ class Blocks:
         self.ranges = RequestQueue(options, self._keep_run, lambda server: self.cache.suspend(server))
         self._heap = heap()
         self._options = options
-        self._pins = Pins(options, self.ranges, self._forget)
+        self._pins = Pins(self.ranges, self._forget)
         self._disk: DiskBlocks | None = None
         self._queue = 0  # bytes that may wait for the disk
         if options.cache_dir is not None and options.cache != "none":

@@ -1,8 +1,8 @@
 """The pinned versions of the targets that are read.
 
 The first bytes received of a target determine its version, by tag and size. From then on, bytes of another version are
-an error. If bytes come without tag and size (SFTP, some object stores),
-the attributes of the target are requested: once a second, and before and after bytes that are cached on disk.
+an error. If bytes come without tag and size (SFTP, some object stores), the attributes of the target are requested:
+once a second, and before and after bytes that are cached on disk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import trio
 from zarrfs.cache.block_request import BlockRequest
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.single_flight import SingleFlight
-from zarrfs.config.options import Options
 from zarrfs.errors import ReadError, TargetChanged
 from zarrfs.net.request_queue import RequestQueue
 from zarrfs.net.responses import Entry, Fetched
@@ -36,8 +35,7 @@ Target: TypeAlias = tuple[int, str]  # BlockRequest.at
 class Pins:
     """The pinned versions of many targets; `forget` drops the blocks of a target that has changed from the cache."""
 
-    def __init__(self, options: Options, queue: RequestQueue, forget: Callable[[Target], None]) -> None:
-        self.options = options
+    def __init__(self, queue: RequestQueue, forget: Callable[[Target], None]) -> None:
         self.remember: Callable[[BlockRequest, TargetVersion], None] | None = None  # set by a cache on disk
         self._queue, self._forget = queue, forget
         self._pins: LRU[Target, Pin] = LRU(_PINS)

@@ -185,7 +185,8 @@ class Web:
 
     async def get_ready(self, url: str) -> None:
         """Load what the first request for `url` would load."""
-        await self._hop(url, None, url).site.server.get_ready(url)
+        where = without_secrets(url)
+        await self._hop(url, None, where).site.server.get_ready(where)
 
     def close(self) -> None:
         """Close the connections that are not in use."""

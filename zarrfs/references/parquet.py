@@ -342,17 +342,17 @@ class ParquetStore(Store):
                             yield name, size
 
     async def _records_of(
-        self, array: str, grid: Grid, start: int = 0, step: int = 1
+        self, array: str, grid: Grid, start: int = 0
     ) -> AsyncIterator[tuple[int, int, int, RecordFile | ReadError]]:
         """Yield (number, first chunk, last chunk + 1, record file or its failure) of the record files that exist.
 
-        Start at chunk `start`, take every `step`th record file, and prefetch the next one. After an absent one,
-        continue with those in the listing of the array; without a listing, prefetch several concurrently.
+        Start at chunk `start`, and prefetch the next record file. After an absent one, continue with those in the
+        listing of the array; without a listing, prefetch several concurrently.
         """
         assert self._set is not None
         size = self._set.record_size
         number, stop = start // size, _record_files(grid, size)
-        fetched, phase = number, number % step
+        fetched = number
         there: list[int] | None = None
         looked = False
         while number < stop:
@@ -362,13 +362,12 @@ class ParquetStore(Store):
                 record = exc
             if record is None and not looked:
                 there, looked = await self._place.records(array), True
-                there = there and [one for one in there if one % step == phase]
-            following = number + step
+            following = number + 1
             if there is not None:
                 at = bisect.bisect_right(there, number)
                 following = there[at] if at < len(there) else stop
-            ahead = following + step * (_AHEAD if record is None and there is None else 1)
-            for wanted in range(max(fetched + step, following), min(ahead, stop), step):
+            ahead = following + (_AHEAD if record is None and there is None else 1)
+            for wanted in range(max(fetched + 1, following), min(ahead, stop)):
                 trio.lowlevel.spawn_system_task(self._prefetch, array, wanted)
                 fetched = wanted
             if record is not None:

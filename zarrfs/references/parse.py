@@ -149,7 +149,6 @@ class _Version1:
             sources = self._members["templates"]
             if not isinstance(sources, dict):
                 raise self._compilation.refuse(f"expected an object, not {json_type(sources)}", "templates")
-                sources = {}
             self._named = {}
             for name, source in sources.items():
                 if isinstance(source, str):

@@ -234,8 +234,6 @@ def _open(plan: Plan, options: Options) -> Store:
         raise
 
 
-
-
 def _open_bare(plan: Plan, options: Options) -> Store:
     if plan.index is not None:
         return _open_index(plan, plan.index, options)

@@ -164,7 +164,7 @@ async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
     probe = DOCUMENTS if _is_web(url) else probe
     document = await _root_document(files, system, path, names or probe)
     if document is not None and document[0] == DOCUMENT and options.type != "zarr" and is_parquet_layout(document[1]):
-        return await _plan_set(files, system, path, url, document[1], options)
+        return await _plan_set(files, system, path, url, document[1])
     if options.type == "references":
         raise SourceError(shown, problem or _NO_SET)
     if options.type == "icechunk" or (options.type is None and document is None):
@@ -205,9 +205,7 @@ async def _documents_at(store: FsspecStore) -> tuple[list[str], Sequence[str]] |
     return names, [name for name, one in known.items() if one is None]
 
 
-async def _plan_set(
-    files: RemoteFiles, system: System, path: str, url: str, document: bytes, options: Options
-) -> Plan:
+async def _plan_set(files: RemoteFiles, system: System, path: str, url: str, document: bytes) -> Plan:
     """Plan the set in the Parquet layout at `url`; `document` is its `.zmetadata`."""
     from zarrfs.documents.plan import Plan
 
