@@ -212,14 +212,17 @@ def _clear(mountpoint: str, there: mounts.Mount | None) -> None:
 
 
 def _end_daemon(pid: int, mountpoint: str, there: mounts.Mount | None, patience: float) -> None:
-    """End a daemon that is not ready, and its mount. After `patience` seconds kill the daemon and unmount lazily."""
+    """End a daemon that is not ready, and its mount. After `patience` seconds kill the daemon and unmount lazily.
+
+    With a dead mount that was `there` before, kill it at once, because it would unmount that one, too.
+    """
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
-    if not mounts.wait_for_end(pid, patience):
+        os.kill(pid, signal.SIGTERM if there is None else signal.SIGKILL)
+    if there is None and not mounts.wait_for_end(pid, patience):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(MountError):
-            if mounts.mount_at(mountpoint) != there:
+            if mounts.mount_at(mountpoint) is not None:
                 mounts.unmount(mountpoint, lazy=True)
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, 0)
