@@ -347,8 +347,3 @@ def _little_endian(text: Text) -> Text:
 def raw(size: int) -> DataType:
     """Return the type of uninterpreted items of `size` bytes."""
     return _typestr(f"|V{size}")
-
-
-def text_of(length: int) -> DataType:
-    """Return the fixed-size type of text of up to `length` characters."""
-    return _typestr(f"<U{max(length, 1)}")
