@@ -271,9 +271,20 @@ def test_commands_print_their_source_without_secrets(server: str, tmp_path: Path
     environment = {**os.environ, "ZARRFS_CONFIG": str(tmp_path / "zarrfs.toml")}
     more = ["-o", "retries=0,allow=private"]
     for command in (
-        ["info", of_store], ["info", "--json", of_store], ["tree", of_set], ["tree", "named"],
+        ["info", of_store], ["info", "--json", of_store], ["info", of_set], ["info", "named"],
     ):  # fmt: skip
         done = run(*command, *more, env=environment)
         assert done.stdout, done.stderr
         assert password not in done.stdout + done.stderr, command
         assert signature not in done.stdout + done.stderr, command
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_the_report_of_a_check_has_no_secret_of_an_option(tmp_path: Path, form: list[str]) -> None:
+    """Libraries quote the values of options in their messages."""
+    (tmp_path / "set.json").write_text('{"version": 1, "refs": {"a": ["s3://bucket/key", 0, 4]}}')
+    option = f"s3.endpoint_url=http://user:{MINE['a storage option']}@:port"
+    done = run("check", *form, "-o", option, "-o", "s3.anon=true", tmp_path / "set.json")
+    assert done.returncode == 1
+    assert "bucket/key" in done.stdout + done.stderr
+    assert MINE["a storage option"] not in done.stdout + done.stderr

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import trio
 
-from zarrfs.config.redaction import without_secrets
+from zarrfs.config.redaction import redact_text, without_secrets
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.net.responses import Transient, http_date
 
@@ -138,7 +138,7 @@ def _certificate(exc: BaseException) -> str:
 
 
 def _reason(exc: BaseException) -> str:
-    """Return the message of an exception in one line, without error numbers and aiohttp's note "ssl:default"."""
+    """Return the message of an exception in one line, without secrets, error numbers and aiohttp's "ssl:default"."""
     if isinstance(exc, OSError) and exc.strerror and type(exc).__module__ == "builtins":
         return exc.strerror
-    return " ".join(str(exc).replace(" ssl:default", "").split()) or type(exc).__name__
+    return redact_text(" ".join(str(exc).replace(" ssl:default", "").split())) or type(exc).__name__

@@ -18,7 +18,7 @@ import trio
 from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.config import urls
 from zarrfs.config.options import Options
-from zarrfs.config.redaction import split_chain, without_secrets
+from zarrfs.config.redaction import redact_text, split_chain, without_secrets
 from zarrfs.errors import ReadError
 from zarrfs.net import bridge, identity, obstores
 from zarrfs.net.certificates import check_variables
@@ -172,7 +172,7 @@ class Openers:
                     raise found from exc
                 if isinstance(exc, trio.TooSlowError):
                     raise ReadError(where, f"not ready within {timeout:g} s (-o request_timeout=)") from exc
-                raise ReadError(where, f"cannot be used with these options: {exc}") from exc
+                raise ReadError(where, f"cannot be used with these options: {redact_text(str(exc))}") from exc
             system: System
             if fs.async_impl:
                 hint = "" if personal else _ANONYMOUSLY
