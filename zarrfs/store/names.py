@@ -82,9 +82,7 @@ class Names:
         """Look up a key; return None if there is no answer that is valid at `now`."""
         now = trio.current_time() if now is None else now
         parent, name = split_key(key)
-        single, listing = self._singles.get(parent, {}).get(name), self._listings.get(parent)
-        if single is not None and single.seen + (self.absent if single.entry is None else self.ttl) <= now:
-            single = None
+        single, listing = self._valid(self._singles.get(parent, {}).get(name), now), self._listings.get(parent)
         if listing is not None and listing.asked + self.ttl > now:
             known = _younger(name, listing, single)
             if known.entry is not None or known is single:
@@ -102,13 +100,17 @@ class Names:
         since = [name for name, one in singles.items() if one.seen > listing.asked and name not in listing.entries]
         if since:
             order = sorted([*order, *since])
-        oldest = trio.current_time() - self.ttl
+        now = trio.current_time()
         for at in range(bisect.bisect_right(order, after), len(order)):
             name = order[at]
-            single = singles.get(name)
-            known = _younger(name, listing, single if single is not None and single.seen > oldest else None)
+            known = _younger(name, listing, self._valid(singles.get(name), now))
             if known.entry is not None:
                 yield name, known
+
+    def _valid(self, single: Known | None, now: float) -> Known | None:
+        if single is None or single.seen + (self.absent if single.entry is None else self.ttl) <= now:
+            return None
+        return single
 
     def last(self, key: str) -> Known | None:
         """Return the last known entry of a key, valid or not."""
