@@ -47,7 +47,8 @@ def _mount(request: dict[str, Any], owner: int, answers: int) -> None:
     parsed.options = dataclasses.replace(parsed.options, foreground=True, owner=owner)
 
     def ready() -> None:
-        os.write(answers, b"\n")
+        with contextlib.suppress(OSError):  # the owner has died, so the daemon unmounts
+            os.write(answers, b"\n")
         os.close(answers)
 
     session.mount(found.sources[0], request["mountpoint"], parsed, lambda text: print(text, file=sys.stderr), ready)
