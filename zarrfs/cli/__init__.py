@@ -23,7 +23,7 @@ COMMANDS = {
     "mount": ("zarrfs.cli.mount", "Mount SOURCE as a directory."),
     "umount": ("zarrfs.cli.umount", "Unmount a directory, or say who holds it."),
     "stats": ("zarrfs.cli.stats", "Print statistics of a mount: reads, cache hits, requests, bytes."),
-    "refresh": ("zarrfs.cli.refresh", "Make a mount show the present content of its source, or change its options."),
+    "refresh": ("zarrfs.cli.refresh", "Make a mount show the present content of its source."),
     "ls": ("zarrfs.cli.ls", "List a directory of SOURCE."),
     "cat": ("zarrfs.cli.cat", "Write files of SOURCE to standard output."),
     "info": ("zarrfs.cli.info", "Describe SOURCE, or one of its files and where its bytes are."),
