@@ -115,50 +115,6 @@ def test_reading_an_array_takes_one_request_per_value(served: Served, tmp_path: 
     assert len(requests) <= VALUES + OTHERS, unusual(requests)
 
 
-@pytest.fixture
-def moved(request: pytest.FixtureRequest, tmp_path: Path, nginx: Nginx) -> Iterator[tuple[str, list[str]]]:
-    """Move a store to another server; yield (its old URL, with or without a prefix; paths requested there)."""
-    seen: list[str] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *arguments: object) -> None:
-            """Do not log."""
-
-        def do_GET(self) -> None:
-            seen.append(self.path)
-            self.send_response(301)
-            self.send_header("Location", f"{nginx.plain.url}/{self.path.removeprefix(request.param)}")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        do_HEAD = do_GET
-
-    make(nginx.plain.root / f"{tmp_path.name}-moved", 3, True)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}{request.param}{tmp_path.name}-moved", seen
-        server.shutdown()
-
-
-@pytest.mark.parametrize(
-    ("moved", "client"), [("/", "auto"), ("/old/", "auto"), ("/old/", "fsspec")], indirect=["moved"]
-)
-def test_a_permanent_redirect_is_remembered(
-    moved: tuple[str, list[str]], client: str, nginx: Nginx, tmp_path: Path
-) -> None:
-    """The first few requests go to the old server, all others directly to the new one."""
-    url, seen = moved
-    before = len(nginx.log.read_text().splitlines())
-    with mounted(url, tmp_path / "mnt", f"retries=0,client={client}") as root:
-        read_all(root)
-        assert not (root / f"x/c/{CHUNKS}/0/0").exists()
-    assert len(seen) <= 10, seen
-    assert len(nginx.log.read_text().splitlines()) - before <= VALUES + OTHERS
-
-
 WHOLE = 200
 
 
