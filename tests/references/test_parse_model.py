@@ -96,7 +96,7 @@ def test_random_sets_of_version_1(refs: dict[str, Any], items: list[dict[str, An
             item["offset"], item["length"] = item.pop("range")
     templates = {"u": "U", "v": "s/{v}", "f": "<{{c}}>", "w": "{{u}}{{v}}"}
     document = {"version": 1, "templates": templates, "refs": refs, "gen": items}
-    with compiled(document, strict=False) as made:
+    with compiled(document) as made:
         expected = without_conflicts(model(document))
         assert made.tree() == {key: resolved(value) for key, value in expected.items()}
 
