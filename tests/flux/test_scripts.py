@@ -151,7 +151,7 @@ kill $!
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="prolog and epilog are run as root")
-@pytest.mark.parametrize("kill", [":", "kill -9 $(cat $place/pid)"])
+@pytest.mark.parametrize("kill", [":", 'kill -9 $(pgrep -f "zarrfs .*$place/in")'])
 @pytest.mark.parametrize("end", ["epilog", "sweep"])
 def test_the_epilog_removes_what_a_killed_job_has_left(tmp_path: Path, scripts: Path, kill: str, end: str) -> None:
     """If the epilog does not run, the sweep does the same."""
