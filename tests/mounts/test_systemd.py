@@ -83,6 +83,7 @@ def test_a_killed_daemon_is_restarted(machine: Booted) -> None:
     assert machine.root("cat /mnt/killed/a") == "hello"
     assert "/mnt/killed" in machine.mounts()
     machine.root(f"systemctl stop {unit}")
+    assert "/mnt/killed" not in machine.mounts()
 
 
 def test_stopping_while_a_reader_has_a_file_open(machine: Booted) -> None:
