@@ -133,7 +133,7 @@ def test_a_store_behind_a_url_has_the_same_names(nginx: Nginx, tmp_path: Path) -
         assert read(root / "value") == SIZE
         after = counters_of(root)
         assert after["bytes"] - before["bytes"] == SIZE
-        assert after["remote"]["bytes"] - before["remote"]["bytes"] == SIZE
+        assert 0 <= after["remote"]["bytes"] - before["remote"]["bytes"] - SIZE < 100  # zarr.json may be read as well
 
 
 @pytest.mark.parametrize("source", ["directory", "archive"])
