@@ -26,7 +26,8 @@ def test_targets_on_sftp_are_read(sftp: Sftp, tmp_path: Path) -> None:
     document = tmp_path / "set.json"
     url = f"{sftp.url}/target"
     document.write_text(json.dumps({"part": [url, 100, 300], "whole": [url], "none": [f"{sftp.url}/none", 0, 1]}))
-    given = ",".join(f"sftp.{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in sftp.options.items())
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in sftp.options.items()}
+    given = ",".join(f"sftp.{name}={text}" for name, text in texts.items())
     with mounted(document, tmp_path / "mnt", f"allow=sftp,retries=0,{given}") as root:
         assert (root / "part").read_bytes() == VALUE[100:400]
         assert (root / "whole").read_bytes() == VALUE
