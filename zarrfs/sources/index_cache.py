@@ -91,7 +91,7 @@ class IndexCache:
                 while time.monotonic() < deadline:
                     try:
                         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        stack.callback(_remove, path)  # whoever waits for it finds the index, or compiles
+                        stack.callback(_remove, path)  # a waiting process finds the index, or compiles
                         break
                     except BlockingIOError:
                         if not reported and time.monotonic() - began > _REPORTED:
