@@ -146,7 +146,7 @@ def test_stores_and_other_commands_write_nothing(
             for path in files_below(root).values():
                 path.read_bytes()
             places.check()
-    for command in ("ls", "tree", "info", "check"):
+    for command in ("ls", "info", "check"):
         assert run(command, references / "combined_v1.json", "-o", "cache=none").returncode == 0
         places.check()
 
