@@ -379,7 +379,7 @@ def test_a_missing_or_broken_source_is_one_line(tmp_path: Path) -> None:
             assert done.stderr.startswith(f"zarrfs: {source}: ")
 
 
-PLACES = (["stage", "set.json", "http://h/m"], ["run", "--at", "s3://b/m", "set.json", "--", "true"])
+PLACES = (["stage", "set.json", "http://h/m"],)
 
 
 @pytest.mark.parametrize("arguments", PLACES)

@@ -69,6 +69,19 @@ def test_a_user_mounts_reads_and_unmounts(machine: Machine) -> None:
     assert not machine.mounts()
 
 
+def test_umount_below_unmounts_only_the_mounts_of_its_user(machine: Machine) -> None:
+    assert mount(machine, "-o", "hold") == (0, "")
+    assert machine.run("zarrfs", "umount", "--below", "/home").returncode == 0
+    assert ann(machine, "cat", "mnt/.zgroup") == (0, (SOURCE / ".zgroup").read_text(), "")
+    assert ann(machine, "fusermount3", "-u", "mnt")[0] != 0
+    assert ann(machine, "zarrfs", "umount", "--below", ".") == (0, "", "")
+    assert not machine.mounts()
+    assert ann(machine, "ls", "mnt")[0] != 0  # guarded
+    assert mount(machine, "-o", "hold") == (0, "")
+    assert ann(machine, "zarrfs", "umount", "mnt") == (0, "", "")
+    assert machine.run("chmod", "755", f"{HOME}/mnt").returncode == 0
+
+
 @pytest.mark.promise("S38")
 def test_root_refreshes_the_mount_of_a_user_as_that_user(machine: Machine) -> None:
     assert mount(machine) == (0, "")

@@ -2,55 +2,196 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import dataclasses
+import errno
+import os
+import re
+import signal
 import sys
+import tempfile
+from collections.abc import Sequence
+from typing import NoReturn
 
 import click
 
 from zarrfs.cli import common
 from zarrfs.config.options import Parsed
-from zarrfs.errors import UsageError
+from zarrfs.config.redaction import without_secrets
+from zarrfs.errors import MountError, UsageError, ZarrfsError, internal_error
+from zarrfs.system import mounts
+from zarrfs.system.processes import close_descriptors, shown
 from zarrfs.system.signals import orderly_end
 
 EPILOG = """\b
 Examples:
   zarrfs run refs.json -- python analyse.py {}/air
   zarrfs run s3://bucket/store.zarr -o s3.anon=true -- sh -c 'ls "$ZARRFS_MOUNT"'
-  zarrfs run archive.json -o upperdir=changes --at work -- make -C work
+  zarrfs run archive.json -o upperdir=changes -- make -C {}
 \b
 The exit status is that of COMMAND; 128 + N if signal N has ended it, 127 if there is no such command, 126 if it
-cannot be run, 125 if SOURCE cannot be mounted, or if COMMAND has left something behind that uses it."""
+cannot be run, 125 if SOURCE cannot be mounted, or if something else still uses the mount at the end."""
+FAILED, NOT_EXECUTABLE, NOT_FOUND = 125, 126, 127  # exit statuses, as of env(1) and timeout(1)
+_FORWARDED = (
+    signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM,
+)  # fmt: skip
+_AWAITED = {*_FORWARDED, signal.SIGCHLD}
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+READY = b"."
 
 
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("source")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option(
-    "--at", callback=common.local_path, metavar="DIR", help="Mount on DIR (default: a private directory on this node)."
-)
-@click.option(
-    "--wait", callback=common.time_given, default="10s", show_default=True, metavar="TIME",
-    help="Wait TIME for processes that COMMAND leaves behind.",
-)  # fmt: skip
-@common.source_options()
-def run(source: str, command: tuple[str, ...], at: str | None, wait: float, parsed: Parsed) -> None:
+@common.source_options(log_level="warning")
+def run(source: str, command: tuple[str, ...], parsed: Parsed) -> None:
     """Mount SOURCE, run COMMAND, unmount, and exit as COMMAND did.
 
-    {} in the words of COMMAND, and ZARRFS_MOUNT in its environment, stand for the directory where SOURCE is mounted,
-    which no other user can enter. COMMAND has the terminal, and gets the signals that zarrfs gets. If it leaves
-    processes that use the mount, zarrfs waits for them up to --wait; then the mount stays until they have ended.
+    {} in the words of COMMAND, and ZARRFS_MOUNT in its environment, stand for the directory where SOURCE is mounted: a
+    new one in TMPDIR, which no other user can enter. COMMAND has the terminal, and gets the signals that zarrfs gets.
+    Processes that it leaves behind are waited for.
     """
-    from zarrfs.errors import ZarrfsError
-    from zarrfs.jobs.running import FAILED, Command
-    from zarrfs.jobs.running import run as run_it
-
-    quiet = parsed.options.log_level == "error"
-    if parsed.options.foreground:
-        raise UsageError("option foreground: not for run, whose COMMAND runs in the foreground")
-    what = Command(source, command, at, wait)
+    if parsed.options.foreground or parsed.options.owner:
+        raise UsageError("options foreground, owner: not for run, which ends the mount with COMMAND")
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", os.path.basename(without_secrets(source).rstrip("/")))[-100:].lstrip(".")
+    place = os.path.join(tempfile.mkdtemp(prefix="zarrfs-"), name or "source")
+    os.mkdir(place)
+    child, go, failed = _prepare([word.replace("{}", place) for word in command], place)
     try:
         with orderly_end():
-            status = run_it(what, parsed, lambda text: None if quiet else common.say(text))
-    except ZarrfsError as exc:
+            mounted = _mount(source, place, parsed, (os.getpid(), child))
+    except BaseException:
+        _remove(place)
+        raise
+    if not mounted:
+        _remove(place)
+        sys.exit(FAILED)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # adopt what COMMAND leaves behind
+    with contextlib.suppress(BrokenPipeError):  # it was killed
+        os.write(go, b".")
+    error = os.read(failed, 16)
+    status = _wait(child)
+    if error:
+        absent = int(error) == errno.ENOENT
+        common.say(f"{command[0]}: {'no such command' if absent else f'cannot be run: {os.strerror(int(error))}'}")
+        status = NOT_FOUND if absent else NOT_EXECUTABLE
+    try:
+        mounts.unmount_and_wait(place)
+    except MountError as exc:
         common.say(str(exc))
-        status = FAILED
+        status = status or FAILED
+    _remove(place)
     sys.exit(status)
+
+
+def _prepare(words: Sequence[str], place: str) -> tuple[int, int, int]:
+    """Fork the process that becomes COMMAND, so that it can own the mount.
+
+    Return its pid, the pipe whose first byte lets it go on, and the pipe with the errno if it cannot be executed.
+    """
+    wait, go = os.pipe()
+    failed, fail = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(go)
+            if os.read(wait, 1):
+                for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
+                    signal.signal(number, signal.SIG_DFL)
+                os.execvpe(words[0], list(words), {**os.environ, "ZARRFS_MOUNT": place})
+        except OSError as exc:
+            os.write(fail, str(exc.errno).encode())
+        finally:
+            os._exit(FAILED)
+    os.close(wait)
+    os.close(fail)
+    return pid, go, failed
+
+
+def _mount(source: str, place: str, parsed: Parsed, owners: tuple[int, ...]) -> bool:
+    """Mount in another process, which is not a child of this one; return whether that has succeeded.
+
+    That process reports an error, and removes the directory in the end, also if this one was killed.
+    """
+    read_end, write_end = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        if os.fork() == 0:
+            _serve(source, place, parsed, owners, write_end)
+        os._exit(0)
+    os.close(write_end)
+    os.waitpid(middle, 0)
+    with open(read_end, "rb", buffering=0) as pipe:
+        pid = int(pipe.readline())
+        try:
+            return pipe.read(1) == READY
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+            raise
+
+
+def _serve(source: str, place: str, parsed: Parsed, owners: tuple[int, ...], pipe: int) -> NoReturn:
+    """Serve the mount until its owners have ended."""
+    from zarrfs.daemon import session
+
+    def ready() -> None:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(pipe, READY)
+        os.close(pipe)
+
+    try:
+        os.setsid()
+        close_descriptors({2, pipe})
+        os.write(pipe, b"%d\n" % os.getpid())
+        parsed.options = dataclasses.replace(parsed.options, foreground=True, hold=True, owner=owners)
+        quiet = parsed.options.log_level == "error"
+        with orderly_end():
+            session.mount(source, place, parsed, lambda text: None if quiet else common.say(text), ready)
+    except KeyboardInterrupt:
+        pass
+    except (ZarrfsError, OSError) as exc:
+        common.say(str(exc))
+    except Exception as exc:
+        common.say(internal_error(exc))
+    finally:
+        _remove(place)
+        os._exit(0)
+
+
+def _wait(child: int) -> int:
+    """Wait for COMMAND and all that it leaves behind, and forward signals to them; return the status of COMMAND."""
+    status, left = 0, [child]
+    while True:
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == child:
+                    code = os.waitstatus_to_exitcode(ended[1])
+                    status = code if code >= 0 else 128 - code
+        children = _children()
+        if not children:
+            return status
+        if child not in children and child in left:
+            common.say(f"the command has ended, and has left behind {', '.join(map(shown, children))}: waiting")
+        left = [child] if child in children else children
+        got = signal.sigwaitinfo(_AWAITED)
+        # forward only signals that a process has sent: a terminal sends its signals to the command as well
+        if got.si_signo != signal.SIGCHLD and got.si_code <= 0:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, got.si_signo)
+
+
+def _children() -> list[int]:
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return [int(pid) for pid in file.read().split()]
+
+
+def _remove(place: str) -> None:
+    """Remove the directory of the mount, which stays if it is still mounted."""
+    with contextlib.suppress(OSError):
+        os.rmdir(place)
+        os.rmdir(os.path.dirname(place))

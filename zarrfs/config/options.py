@@ -267,6 +267,16 @@ class Options:
         "Take all permissions off the directory beneath the mount, so that a reader gets an error, not an empty "
         "directory, while nothing is mounted.",
     )
+    hold: bool = _option(
+        "mount", "Daemon", False, flag, "",
+        "Keep the mount until `zarrfs umount`, or until all owner= have ended: SIGTERM and a plain umount do nothing. "
+        "Set it in batch jobs, whose scheduler sends SIGTERM long before the job ends. Implies guard.",
+    )
+    owner: tuple[int, ...] = _option(
+        "mount", "Daemon", (), natural, "PID",
+        "Unmount when process PID has ended, as soon as the mount is not in use. Repeatable: when all have ended.",
+        many=True, bounds=("1", "4194304"),
+    )
     # -- Kernel caching
     attr_timeout: float | None = _option(
         "mount", "Kernel caching", None, seconds, "TIME",
@@ -297,8 +307,6 @@ class Options:
     # internal: which outages are waited for until read_timeout: "none", those of a server that has "answered" before,
     # or "all"
     wait_for_outages: str = "answered"
-    # internal: the mount ends when the process of this id ends; 0: no such process
-    owner: int = 0
     # per protocol: -o s3.anon=true,s3.endpoint_url=...; per host or bucket: "s3://bucket" as the first key
     storage: Mapping[str, Mapping[str, object]] = dataclasses.field(default_factory=dict)
 
@@ -449,7 +457,7 @@ def read(items: Iterable[str], sloppy: bool = False) -> Assignments:
         name, equals, value = item.partition("=")
         name = name.strip().replace("-", "_") if "." not in name else name.strip()
         place = _PLACE.fullmatch(name)
-        if name in TABLE:
+        if name in TABLE and (equals or name not in IGNORED):  # "owner" alone is an option of mount(8)
             put(given, name, value if equals else None)
         elif name == "rw":  # mount(8) always passes ro or rw, so this need not be the user's choice
             given.writable, given.values["ro"] = True, False

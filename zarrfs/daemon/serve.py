@@ -21,6 +21,7 @@ import trio
 from zarrfs.concurrency.tasks import CONTROL
 from zarrfs.config.options import Options
 from zarrfs.daemon import notify
+from zarrfs.daemon.hold import Hold
 from zarrfs.daemon.refreshing import Refresher
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import MountError, reason_of
@@ -39,7 +40,6 @@ from zarrfs.system.processes import allow_descriptors, end_with_parent
 log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-_BUSY = 1.0  # seconds between attempts to unmount a busy mount whose owner has ended
 # The daemon's niceness, if permitted: with 64 readers on 2 cores, it would otherwise get a thirtieth of the CPU time.
 _NICE = -5
 
@@ -50,17 +50,19 @@ def serve(
     options: Options,
     kernel: Sequence[str],
     ready: Callable[[], None],
+    owners: Sequence[int],
     detach: bool = False,
 ) -> None:
     """Mount and serve until the mount is gone; call `ready` once it answers. Raise MountError or SourceError.
 
+    `owners` are pidfds of the processes with whose end the mount ends; see Hold.
     Threads, sockets and the event loop are created only here and later, because they do not survive the fork.
     """
     allow_descriptors()  # a directory source needs one per open file
     _set_priority()
     of_store = dataclasses.replace(options, wait_for_outages="all")
     writable = options.upperdir is not None and not options.ro
-    about = {"pid": os.getpid(), "source": plan.source, "kind": plan.kind, "writable": writable}
+    about = {"pid": os.getpid(), "source": plan.source, "kind": plan.kind, "writable": writable, "hold": options.hold}
     announce = functools.partial(_announce, ready)
     operations = _operations(open_plan(plan, of_store), options, about, announce)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until _signals() handles them: they would leave a dead mount
@@ -78,12 +80,15 @@ def serve(
         mount = mounts.mount_at(mountpoint)
         device = os.makedev(*map(int, mount.device.split(":"))) if mount is not None else None
         OWN_MOUNT.serve(device)
+        if owners:
+            end_with_parent(None)  # the parent-death signal would also come when only a thread of the owner ends
+        hold = Hold(mountpoint, device, owners, options.hold)
         if detach:
             os.setsid()  # only after the mount: autofs lets accesses of the mounting process group pass
         refresher = Refresher(operations, plan, of_store, device)
         gc.collect()
         freeze_garbage_collector()
-        trio.run(_main, operations, refresher, mountpoint, options)
+        trio.run(_main, operations, refresher, mountpoint, hold)
     finally:
         pyfuse3.close(unmount=False)
 
@@ -121,22 +126,20 @@ def _announce(ready: Callable[[], None]) -> None:
 
 
 async def _main(
-    operations: Operations, refresher: Refresher, mountpoint: str, options: Options,
+    operations: Operations, refresher: Refresher, mountpoint: str, hold: Hold,
 ) -> None:  # fmt: skip
     began = time.monotonic()
-    owner = _owner(options.owner)  # before the mount is announced, because a thread of the owner may end after that
     try:
         async with trio.open_nursery() as nursery:
             operations.background = nursery
-            operations.control = Control(nursery, refresher.refresh)
-            await nursery.start(_signals, operations, refresher, mountpoint)
+            operations.control = Control(nursery, refresher.refresh, hold.release)
+            await nursery.start(_signals, operations, refresher, mountpoint, hold)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             nursery.start_soon(_widen, operations, mountpoint)
             operations.begin(operations.current, operations.current.get_ready)
             nursery.start_soon(log_suppressed)
             nursery.start_soon(notify.report_use, operations, refresher.source, mountpoint)
-            if owner is not None:
-                nursery.start_soon(_end_with_owner, owner, mountpoint, refresher.device)
+            nursery.start_soon(hold.run)
             await sessionloop.run()
             nursery.cancel_scope.cancel()
     finally:
@@ -145,37 +148,6 @@ async def _main(
             await operations.aclose()
         seconds = time.monotonic() - began
         log.info("%s", process.summary(mountpoint, seconds, operations.stats(), operations.unsynced))
-
-
-def _owner(pid: int | None) -> int | None:
-    """Return a pidfd of the process with whose end the mount ends; -1 if it has ended, None without `pid`."""
-    if not pid:
-        return None
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return -1
-    end_with_parent(None)  # the parent-death signal would also come when only a thread of the owner ends
-    return descriptor
-
-
-async def _end_with_owner(owner: int, mountpoint: str, device: int | None) -> None:
-    """Unmount when the process `owner` (a pidfd, or -1) ends; while the mount is busy, go on trying.
-
-    Never lazily: processes that still read by path would find an empty directory.
-    """
-    if owner >= 0:
-        try:
-            await trio.lowlevel.wait_readable(owner)
-        finally:
-            os.close(owner)
-    while True:
-        try:
-            await trio.to_thread.run_sync(mounts.unmount_own, mountpoint, device, limiter=CONTROL)
-        except MountError:
-            await trio.sleep(_BUSY)
-        else:
-            return
 
 
 async def _widen(operations: Operations, mountpoint: str) -> None:
@@ -195,6 +167,7 @@ async def _signals(
     operations: Operations,
     refresher: Refresher,
     mountpoint: str,
+    hold: Hold,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Handle signals: TERM and INT unmount, HUP reopens the log and refreshes, USR1 logs statistics and tasks."""
@@ -214,6 +187,8 @@ async def _signals(
                     log.info("memory: %.0f MiB, without what was kept for use", process.resident() / (1 << 20))
                     for line in process.task_lines():
                         log.info("tasks: %s", line)
+                elif hold.held:
+                    log.warning("%s: is held: %s is ignored", mountpoint, signal.Signals(number).name)
                 else:
                     await _stop(mountpoint, refresher.device)
             except Exception:  # out of threads, for example: it must not end the mount

@@ -65,32 +65,35 @@ def mount(
             mounts.clear_dead(mountpoint)
         else:
             tell(f"{mountpoint}: the daemon of the mount there has died: it will be replaced")
-    try:
-        _mount_checked(source, mountpoint, parsed, tell, ready)
-    except BaseException:
-        if options.guard and mounts.mount_at(mountpoint) is None:
-            fusemount.guard(mountpoint)
-        raise
-
-
-def _mount_checked(
-    source: str, mountpoint: str, parsed: Parsed, tell: Callable[[str], None], ready: Callable[[], None]
-) -> None:
-    options = parsed.options
+    owners = [_open_owner(mountpoint, pid) for pid in options.owner]
+    if (options.guard or options.hold) and mounts.mount_at(mountpoint) is None:
+        fusemount.guard(mountpoint)  # first of all, so that it is guarded if the mount fails, too
     requirements.check(mountpoint, options)
     if options.log_file is not None:
         _check_log_file(options.log_file, mountpoint)
     plan = plan_source(source, options, meanwhile=lambda: import_module("zarrfs.daemon.serve"), forks=True)
     try:
-        _mount_plan(plan, source, mountpoint, parsed, tell, ready)
+        _mount_plan(plan, source, mountpoint, parsed, tell, ready, owners)
     except BaseException:
         discard(plan)
         raise
 
 
+def _open_owner(mountpoint: str, pid: int) -> int:
+    """Return a pidfd of a running process. Raise MountError if there is none of this pid."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        descriptor = -1
+    if descriptor < 0 or readable(descriptor, 0):
+        raise MountError(f"{mountpoint}: owner={pid}: no such process is running: give the pid of one that is, as $$")
+    return descriptor
+
+
 def _mount_plan(
-    plan: Plan, source: str, mountpoint: str, parsed: Parsed, tell: Callable[[str], None], ready: Callable[[], None]
-) -> None:
+    plan: Plan, source: str, mountpoint: str, parsed: Parsed, tell: Callable[[str], None], ready: Callable[[], None],
+    owners: Sequence[int],
+) -> None:  # fmt: skip
     """Make the checks that need a plan, and mount that plan. After an error the caller discards the plan."""
     options = parsed.options
     if plan.path is not None and mountpoint.startswith(os.path.realpath(plan.path).rstrip("/") + "/"):
@@ -109,9 +112,9 @@ def _mount_plan(
     options = dataclasses.replace(absolute_options(options), fsname=options.fsname or without_secrets(source))
     plan = dataclasses.replace(plan, named=absolute_source(source))
     if options.foreground:
-        mount_foreground(plan, mountpoint, options, parsed.kernel, ready)
+        mount_foreground(plan, mountpoint, options, parsed.kernel, ready, owners)
     else:
-        mount_background(plan, mountpoint, options, parsed.kernel)
+        mount_background(plan, mountpoint, options, parsed.kernel, owners)
     discard(plan)
 
 
@@ -171,7 +174,9 @@ def _try_file(path: str) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from None
 
 
-def mount_background(plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str]) -> None:
+def mount_background(
+    plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str], owners: Sequence[int]
+) -> None:
     """Fork a daemon that mounts; return once the mount answers. Raise MountError with the daemon's reason.
 
     Before any other exception, as from Ctrl-C, is raised, the daemon and its mount are ended.
@@ -181,7 +186,7 @@ def mount_background(plan: Plan, mountpoint: str, options: Options, kernel: Sequ
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until both processes can handle them
     pid = os.fork()
     if pid == 0:
-        _daemon(plan, mountpoint, options, kernel, write_end, parent, before)
+        _daemon(plan, mountpoint, options, kernel, write_end, parent, before, owners)
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(write_end)
@@ -230,8 +235,9 @@ def _end_daemon(pid: int, mountpoint: str, there: mounts.Mount | None, patience:
 
 
 def mount_foreground(
-    plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str], ready: Callable[[], None]
-) -> None:
+    plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str], ready: Callable[[], None],
+    owners: Sequence[int],
+) -> None:  # fmt: skip
     """Mount in this process and serve until the unmount, SIGTERM or SIGINT."""
     from zarrfs.daemon.serve import serve
 
@@ -241,11 +247,11 @@ def mount_foreground(
     def announce() -> None:
         nonlocal is_ready
         is_ready = True
-        log.info("mounted on %s; Ctrl-C unmounts", mountpoint)
+        log.info("mounted on %s; %s unmounts", mountpoint, "zarrfs umount" if options.hold else "Ctrl-C")
         ready()
 
     try:
-        serve(plan, mountpoint, options, kernel, announce)
+        serve(plan, mountpoint, options, kernel, announce, owners)
     except BaseException:
         if not is_ready:  # later, a dead mount is an error to its readers, and an empty directory is none
             _clear(mountpoint, there)
@@ -269,7 +275,7 @@ def _await_report(descriptor: int, timeout: float) -> bytes | None:
 
 def _daemon(
     plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str], pipe: int, parent: int,
-    mask: Iterable[int],
+    mask: Iterable[int], owners: Sequence[int],
 ) -> NoReturn:  # fmt: skip
     """Serve the mount in the child; never return."""
     from zarrfs.daemon.serve import serve
@@ -291,9 +297,9 @@ def _daemon(
         end_with_parent(parent, signal.SIGTERM)  # until the mount is ready
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         leave_directory()
-        close_descriptors(keep={2, pipe})
+        close_descriptors(keep={2, pipe, *owners})
         logs.configure(options, False, mountpoint, plan.source)
-        serve(plan, mountpoint, options, kernel, ready, detach=True)
+        serve(plan, mountpoint, options, kernel, ready, owners, detach=True)
         status = 0
     except BaseException as exc:
         text = str(exc) if isinstance(exc, ZarrfsError) else "".join(traceback.format_exception(exc))

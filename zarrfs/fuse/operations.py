@@ -45,6 +45,7 @@ from zarrfs.fuse.xattrs import (
     LEFT_OUT_XATTR,
     MOUNT_XATTR,
     REFRESH_XATTR,
+    RELEASE_XATTR,
     SOURCE_XATTR,
     STATS_XATTR,
     Control,
@@ -394,9 +395,12 @@ class Operations(pyfuse3.Operations):
             # EOPNOTSUPP, not ENODATA: after EOPNOTSUPP, ls requests no more attributes in this mount; after ENODATA,
             # it would request two for each file
             raise pyfuse3.FUSEError(errno.EOPNOTSUPP)
-        if self.control is not None and name.startswith(REFRESH_XATTR):
+        if self.control is not None and name.startswith((REFRESH_XATTR, RELEASE_XATTR)):
             if ctx.uid not in (0, os.getuid()):
                 raise pyfuse3.FUSEError(errno.EPERM)
+            if name == RELEASE_XATTR:
+                self.control.release()
+                return b"{}"
             return self.control.answer(os.fsdecode(name))
         if name == MOUNT_XATTR and inode == pyfuse3.ROOT_INODE:
             return json.dumps(self._about).encode()

@@ -24,6 +24,7 @@ LEFT_OUT_XATTR = b"user.zarrfs.left_out"
 STATS_XATTR = b"user.zarrfs.stats"  # not listed, because cp -a must not copy it
 REFRESH_XATTR = b"user.zarrfs.refresh:"  # followed by TOKEN; not listed
 REFRESH = REFRESH_XATTR.decode()
+RELEASE_XATTR = b"user.zarrfs.release"  # not listed
 _ANSWERS = 1024  # answers to remember after the work has ended
 _SIZE = 2048  # bytes of a value: fits file systems to which `cp -a` or `rsync -X` may copy it
 
@@ -53,10 +54,13 @@ def first_of(reasons: dict[str, str]) -> bytes:
 
 
 class Control:
-    """The control channel of one mount: `refresh(force)` does the work."""
+    """The control channel of one mount: `refresh(force)` does the work, `release()` ends its hold."""
 
-    def __init__(self, nursery: trio.Nursery, refresh: Callable[[bool], Awaitable[dict[str, Any]]]) -> None:
-        self._nursery, self._refresh = nursery, refresh
+    def __init__(
+        self, nursery: trio.Nursery, refresh: Callable[[bool], Awaitable[dict[str, Any]]],
+        release: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._nursery, self._refresh, self.release = nursery, refresh, release
         self._answers: LRU[str, dict[str, Any]] = LRU(_ANSWERS)  # by name
         self._running = set[str]()  # names of running requests; an LRU might evict one, and it would run again
 

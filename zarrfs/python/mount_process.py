@@ -44,7 +44,7 @@ def _mount(request: dict[str, Any], owner: int, answers: int) -> None:
 
     found = settings(request["items"], [request["source"]], {"log_level": "warning"})
     parsed = found.parsed
-    parsed.options = dataclasses.replace(parsed.options, foreground=True, owner=owner)
+    parsed.options = dataclasses.replace(parsed.options, foreground=True, owner=(owner,))
 
     def ready() -> None:
         with contextlib.suppress(OSError):  # the owner has died, so the daemon unmounts

@@ -18,7 +18,7 @@ import subprocess
 from collections.abc import Iterable, Iterator
 
 from zarrfs.config.options import Options
-from zarrfs.errors import MountError
+from zarrfs.errors import MountError, reason_of
 from zarrfs.system import kernelflags, mounts, requirements
 
 _SUBTYPE = "zarrfs"
@@ -38,45 +38,46 @@ def attach(source: str, mountpoint: str, options: Options, kernel: Iterable[str]
         if dead:  # mount over it, so that no reader sees the directory beneath
             mounts.thin(mountpoint)
             return _mount(source, mountpoint, options, flags)
-        with _guarded(mountpoint, options):
-            return _mount(source, mountpoint, options, flags)
+        return _mount(source, mountpoint, options, flags)
     mounts.clear_dead(mountpoint)  # fusermount3 does not mount over it
-    with _guarded(mountpoint, options):
+    with _writable(mountpoint) if options.guard or options.hold else contextlib.nullcontext():
         return _fusermount(source, mountpoint, options, flags)
 
 
-@contextlib.contextmanager
-def _guarded(mountpoint: str, options: Options) -> Iterator[None]:
-    """With guard=, leave the directory beneath the mount with mode 000.
+def guard(mountpoint: str) -> None:
+    """Set the mode of a directory to 000, so that its readers get EACCES whenever nothing is mounted on it.
 
-    A user can mount only on a directory that he may write to, so the mode 000 of an earlier mount is lifted meanwhile.
+    Raise MountError if that is not permitted.
     """
-    if not options.guard:
-        yield
-        return
-    descriptor = os.open(mountpoint, os.O_PATH | os.O_DIRECTORY)
-    try:
-        may_mount = os.access(f"/proc/self/fd/{descriptor}", os.W_OK | os.X_OK)
-        _set_mode(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode) if may_mount else 0o300)
+    with _opened(mountpoint) as descriptor:
+        _set_mode(descriptor, mountpoint, 0)
+
+
+@contextlib.contextmanager
+def _writable(mountpoint: str) -> Iterator[None]:
+    """Lift the mode 000 of a guarded directory for fusermount3, which mounts only where the user may write."""
+    with _opened(mountpoint) as descriptor:  # opened before the mount, which then hides the directory
+        _set_mode(descriptor, mountpoint, 0o300)
         try:
             yield
         finally:
-            _set_mode(descriptor, 0)
+            _set_mode(descriptor, mountpoint, 0)
+
+
+@contextlib.contextmanager
+def _opened(directory: str) -> Iterator[int]:
+    descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
 
 
-def guard(mountpoint: str) -> None:
-    """Set the mode of a directory on which the mount has failed to 000, so that its readers get EACCES."""
-    with contextlib.suppress(OSError):
-        os.chmod(mountpoint, 0)
-
-
-def _set_mode(directory: int, mode: int) -> None:
+def _set_mode(descriptor: int, mountpoint: str, mode: int) -> None:
     try:
-        os.chmod(f"/proc/self/fd/{directory}", mode)
+        os.chmod(f"/proc/self/fd/{descriptor}", mode)
     except OSError as exc:
-        raise MountError(f"cannot guard the mount point: {exc.strerror}") from exc
+        raise MountError(f"{mountpoint}: cannot be guarded (mode 000): {reason_of(exc)}") from None
 
 
 def _permissions(options: Options) -> list[str]:

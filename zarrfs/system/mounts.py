@@ -195,7 +195,7 @@ def unmount(mountpoint: str, lazy: bool = False) -> None:
     before, pause = mount_at(mountpoint), 0.01
     deadline = 0.0
     while (refused := _refusal(mountpoint, lazy)) is not None:
-        if before is not None and mount_at(mountpoint) != before:
+        if before is None or mount_at(mountpoint) != before:
             return  # another process has unmounted it, and perhaps mounted something else
         reason, busy = refused
         users = holders(mountpoint) if busy else []
@@ -248,12 +248,43 @@ def unmount_and_wait(mountpoint: str, lazy: bool = False) -> None:
     mountpoint = canonical(mountpoint)
     mount = mount_at(mountpoint)
     if mount is None or mount.fstype != FSTYPE:
-        what = "not mounted" if mount is None else f"not a mount of zarrfs but of type {mount.fstype}"
+        what = "not mounted" if mount is None else f"not a mount of zarrfs but of type {mount.fstype}: use umount(8)"
         raise MountError(f"{mountpoint}: {what}")
     daemon = daemon_of(mountpoint)
-    unmount(mountpoint, lazy)
+    held = daemon is not None and release(mountpoint, daemon)
+    try:
+        unmount(mountpoint, lazy)
+    except MountError as exc:
+        raise MountError(f"{exc}; it is unmounted when that ends") if held else exc from None
     if daemon is not None and not lazy and not wait_for_end(daemon["pid"], _LAST_REQUESTS):
         raise MountError(f"{mountpoint}: unmounted, but its daemon (pid {daemon['pid']}) has not ended")
+
+
+def release(mountpoint: str, daemon: dict[str, Any]) -> bool:
+    """End the hold of a mount (-o hold), so that it can be unmounted; return whether it had one.
+
+    `daemon` is what daemon_of() has returned.
+    """
+    if not daemon.get("hold"):
+        return False
+    with contextlib.suppress(OSError):  # the attempt to unmount has the reason
+        ask(mountpoint, "user.zarrfs.release", _ANSWER)
+    return True
+
+
+def below(directory: str, only_dead: bool) -> list[str]:
+    """Return the mount points of this user's zarrfs mounts at or below a directory, those to unmount first first.
+
+    With `only_dead`, return those whose daemon has died.
+    """
+    place, ours = canonical(directory), f"user_id={os.geteuid()}"
+    found = [
+        mount.mountpoint
+        for mount in mounts()
+        if mount.fstype == FSTYPE and beneath(mount.mountpoint, place) and ours in mount.flags
+    ]
+    dead = set(unanswered([*dict.fromkeys(found)], _ANSWER)[0]) if only_dead else {*found}
+    return sorted((one for one in found if one in dead), key=lambda one: one.count("/"), reverse=True)
 
 
 def fusermount() -> str:
