@@ -84,6 +84,29 @@ def test_every_sample_array_is_equal_to_what_its_writer_read(view: tuple[int, Pa
     assert len(found) >= 75
 
 
+def test_documents_of_v3_are_passed_on_as_they_are(tmp_path: Path) -> None:
+    store = shutil.copytree(ROOT / "v3_hier", tmp_path / "store")
+    about = json.loads((store / "raw/zarr.json").read_text())
+    written = {
+        "": {"zarr_format": 3, "node_type": "group", "hint": {"must_understand": False}, "attributes": {"x": 1e30}},
+        "raw": {**about, "hint": {"must_understand": False, "a": [1, None]}, "attributes": {"none": float("nan")}},
+        "keys": {**about, "chunk_key_encoding": {"name": "suffix", "configuration": {"suffix": ".x"}}, "hint":
+                 {"must_understand": False}},
+    }  # fmt: skip
+    for name, document in written.items():
+        (store / name).mkdir(exist_ok=True)
+        (store / name / "zarr.json").write_text(json.dumps(document, separators=(" ,", ":  ")))
+    (store / "keys/c/0").mkdir(parents=True)
+    shutil.copyfile(store / "raw/c/0/0", store / "keys/c/0/0.x")
+    with mounted(store, tmp_path / "mnt", "view=v3") as mountpoint:
+        documents = {path.relative_to(store) for path in store.rglob("zarr.json")}
+        changed = {str(path) for path in documents if (store / path).read_bytes() != (mountpoint / path).read_bytes()}
+        assert changed == {"keys/zarr.json"}  # no reader of today knows its keys
+        shown = json.loads((mountpoint / "keys/zarr.json").read_text())
+        assert shown["hint"] == {"must_understand": False}
+        assert np.array_equal(opened(3, mountpoint / "keys")[:6], opened(3, store / "raw")[:6])
+
+
 def with_odd(place: Path) -> Path:
     """Create a v3 store with an array `odd` whose fill value v2 cannot express."""
     store = shutil.copytree(ROOT / "v3_hier", place / "store")

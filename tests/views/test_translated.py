@@ -15,7 +15,7 @@ from trio.testing import MockClock
 from tests.conftest import DATA
 from tests.sources.zarrstores import tree_of
 from tests.store.contract import Tree, keys, listed
-from tests.views.viewstores import GROUP_2, GROUP_3, indexed, v0, v1, v2, v3, viewed, written
+from tests.views.viewstores import GROUP_2, indexed, v0, v1, v2, v3, viewed, written
 from zarrfs.errors import NotFound, ReadError
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.views.translated import TranslatedView
@@ -136,31 +136,6 @@ def test_a_bad_document_is_an_error_for_its_node_alone(tmp_path: Path, name: str
         assert await document(view, f"good/{'zarr.json' if version == 3 else '.zarray'}")
 
     on_view(tmp_path, tree, version, check)
-
-
-def test_members_that_need_not_be_understood_are_kept(tmp_path: Path) -> None:
-    extension = {"hint": {"must_understand": False, "a": [1, {"b": None}]}}
-    tree = {"zarr.json": json.dumps(json.loads(GROUP_3) | extension).encode(), "x/zarr.json": v3(**extension)}
-
-    async def main() -> None:
-        async with viewed(tmp_path, tree, 3) as view:
-            for key in tree:
-                assert json.loads(bytes(await view.get(key)))["hint"] == extension["hint"]
-
-    trio.run(main)
-
-
-def test_an_empty_codec_configuration_is_kept(tmp_path: Path) -> None:
-    """zarr-python requires a configuration, and reads no group whose consolidated metadata lacks it."""
-    codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "zstd", "configuration": {}}]
-    base = written(tmp_path, {"zarr.json": v3(codecs=codecs)})
-
-    async def main() -> None:
-        view = TranslatedView(FileSystemStore(str(base)), 3)
-        assert json.loads(bytes(await view.get("zarr.json")))["codecs"] == codecs
-        await view.aclose()
-
-    trio.run(main)
 
 
 def test_changes_of_the_source_show_in_the_view(tmp_path: Path) -> None:

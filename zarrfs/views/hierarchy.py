@@ -19,7 +19,7 @@ from zarrfs.zarr import ATTRIBUTE_DOCUMENTS, DOCUMENTS, NODE_DOCUMENTS, draft
 from zarrfs.zarr.consolidated import CONSOLIDATED, consolidated
 from zarrfs.zarr.documents import DOCUMENT_MAX, parse_document, parse_node
 from zarrfs.zarr.errors import MetadataError
-from zarrfs.zarr.jsontext import JSON, load_json
+from zarrfs.zarr.jsontext import JSON, load_json, strict_json
 from zarrfs.zarr.keys import KeyTemplate
 from zarrfs.zarr.legacy import OtherFile
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata, nested
@@ -43,6 +43,7 @@ class Node(NamedTuple):
     mtime_ns: int | None = None  # the latest of its documents, if the source has times
     mode: int | None = None  # of its first document, if the source has modes
     leaf: bool = False  # an array, an invalid array or an unreadable entry: all keys below it are chunks
+    text: bytes = b""  # its zarr.json, as the source has it
 
 
 class NodeDocument(NamedTuple):
@@ -240,12 +241,12 @@ class Hierarchy:
             return known._replace(until=until)
         # parse its documents
         try:
-            metadata, problem, leaf, settled = await self._read(found, directory, experimental is not None)
+            metadata, problem, leaf, settled, text = await self._read(found, directory, experimental is not None)
         except Experimental:
             try:
                 entry = draft.entry_point(await self.store.get(found[0].key))
             except MetadataError as exc:
-                metadata, problem, leaf, settled = None, str(exc), True, True
+                metadata, problem, leaf, settled, text = None, str(exc), True, True, b""
             except IsDirectory as exc:  # replaced meanwhile
                 raise NotFound(path) from exc
             else:
@@ -255,7 +256,8 @@ class Hierarchy:
         mtimes = [each.info.mtime_ns for each in found if each.info.mtime_ns is not None]
         implied = isinstance(metadata, GroupMetadata) and metadata.implied
         keys = () if implied else tuple(each.key for each in found)
-        node = Node(path, metadata, problem, keys, directory, max(mtimes, default=None), found[0].info.mode, leaf)
+        mtime = max(mtimes, default=None)
+        node = Node(path, metadata, problem, keys, directory, mtime, found[0].info.mode, leaf, text)
         return _Known(until, found, node, settled)
 
     async def _directory(self, path: str) -> tuple[str, Info] | None:
@@ -324,8 +326,8 @@ class Hierarchy:
 
     async def _read(
         self, found: tuple[NodeDocument, ...], directory: str, experimental: bool
-    ) -> tuple[ArrayMetadata | GroupMetadata | None, str | None, bool, bool]:
-        """Return (metadata, problem, is a leaf, chunk names are settled) of documents. Raise Experimental."""
+    ) -> tuple[ArrayMetadata | GroupMetadata | None, str | None, bool, bool, bytes]:
+        """Return (metadata, problem, is a leaf, chunk names are settled, zarr.json). Raise Experimental."""
         data: Buffer = b""
         try:
             _check_sizes(found)
@@ -336,15 +338,16 @@ class Hierarchy:
             else:
                 metadata = parse_node(found[0].name, data, attributes)
         except OtherFile:
-            return GroupMetadata("v3", {}, implied=True), None, False, True
+            return GroupMetadata("v3", {}, implied=True), None, False, True, b""
         except Experimental:
             raise
         except MetadataError as exc:
-            return None, str(exc), _must_be_array(found[0].name, data), True
+            return None, str(exc), _must_be_array(found[0].name, data), True, b""
         except (NotFound, IsDirectory) as exc:  # removed since it was found
             raise NotFound(directory) from exc
         metadata, settled = await self._with_keys(metadata, directory)
-        return metadata, None, isinstance(metadata, ArrayMetadata), settled
+        text = bytes(data) if found[0].name == "zarr.json" else b""
+        return metadata, None, isinstance(metadata, ArrayMetadata), settled, text
 
     # -- chunk names that the document does not determine
 
@@ -425,10 +428,11 @@ class Hierarchy:
         keys = tuple(join_key(path, each) for each in documents)
         try:
             metadata = parse_document(name, documents[name], documents.get(ATTRIBUTE_DOCUMENTS.get(name, "")))
+            text = strict_json(documents[name]) if name == "zarr.json" else b""
         except MetadataError as exc:
             return Node(path, None, str(exc), keys, path, leaf=_is_array(name, documents[name])), True
         metadata, settled = await self._with_keys(metadata, path)
-        return Node(path, metadata, None, keys, path, leaf=isinstance(metadata, ArrayMetadata)), settled
+        return Node(path, metadata, None, keys, path, leaf=isinstance(metadata, ArrayMetadata), text=text), settled
 
     # -- experimental v3
 

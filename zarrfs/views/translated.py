@@ -1,8 +1,10 @@
 """-o view=v2 and view=v3: a hierarchy of any Zarr generation as one of that version.
 
-The view translates metadata documents and chunk names. Chunks are the bytes of the source. The view contains only the
-hierarchy: groups, arrays, their documents, and chunks within the grid. An array that the version cannot express, or
-whose chunks its readers could not decode, is an empty directory; left_out() returns the reason.
+The view translates metadata documents and chunk names. Chunks are the bytes of the source, and so is a zarr.json in
+view=v3, with two exceptions: an array whose chunk keys have a prefix or suffix of their own gets the usual keys, and a
+group loses consolidated metadata, which would name arrays that are left out. The view contains only the hierarchy:
+groups, arrays, their documents, and chunks within the grid. An array that the version cannot express, or whose chunks
+its readers could not decode, is an empty directory; left_out() returns the reason.
 """
 
 from __future__ import annotations
@@ -227,12 +229,14 @@ class TranslatedView(WrappingStore):
         chunks: ChunkNames | InnerNames | None = None
         if isinstance(metadata, ArrayMetadata):
             translation = translate(metadata, self._version)
-            documents = {self._names[0]: strict_json(translation.document)}
+            same = self._version == 3 and translation.keys == metadata.keys
+            documents = {self._names[0]: (node.text if same else b"") or strict_json(translation.document)}
             chunks = ChunkNames(metadata, translation.keys)
             if translation.inner:
                 chunks = InnerNames(metadata, translation.keys, translation.array.grid)
         elif self._version == 3:
-            documents = {"zarr.json": strict_json(v3.group_json(metadata))}
+            text = b"" if b"consolidated_metadata" in node.text else node.text
+            documents = {"zarr.json": text or strict_json(v3.group_json(metadata))}
         else:
             documents = {".zgroup": strict_json(v2.GROUP_DOCUMENT)}
         if self._version == 2 and (attributes := v2.attributes_json(metadata)):
