@@ -42,6 +42,8 @@ _AHEAD_MOST = 1024  # chunks
 
 def flat_size(array: ArrayMetadata) -> int:
     """Return the size of all items in bytes. Raise MetadataError if no file or numpy array can hold them."""
+    if array.dtype.name:
+        raise MetadataError(f"dtype {array.dtype.name}: numpy has no such type")
     if not array.dtype.itemsize:
         raise MetadataError(f"dtype {array.dtype.text}: its items have no fixed size")
     try:

@@ -49,7 +49,7 @@ def forms_of(dtype: DataType) -> tuple[VariableForm, ...]:
     """Return the form of each variable that shows an array of `dtype`. Raise MetadataError if NetCDF has none."""
     kind, size, text = dtype.kind, dtype.itemsize, dtype.text
     if dtype.name:
-        return (_small_number(dtype.name),)
+        raise MetadataError(f"dtype {dtype.name}: NetCDF-4 has no such type")
     if kind in "iu" or (kind == "f" and size in (4, 8)):
         assert isinstance(text, str)
         return (VariableForm(text),)
@@ -72,17 +72,6 @@ def forms_of(dtype: DataType) -> tuple[VariableForm, ...]:
         encoding = ("_Encoding", "utf-8")
         return (VariableForm("|S1", size, convert=convert, attributes=(encoding,), has_fill_value=False),)
     raise MetadataError(f"dtype {_short(text)}: NetCDF-4 has no such type")
-
-
-def _small_number(name: str) -> VariableForm:
-    """Return the form of a number type that numpy lacks, which is converted from its bits."""
-    if name == "bfloat16":  # the upper half of a float32
-        convert: Convert = lambda items: (items[name].astype("<u4") << 16).view("<f4")  # noqa: E731
-        return VariableForm("<f4", convert=convert)
-    if name in ("int2", "int4"):
-        unused = 8 - int(name[3:])  # bits before the sign
-        return VariableForm("|i1", convert=lambda items: (items[name] << unused).view("|i1") >> unused)
-    raise MetadataError(f"dtype {name}: NetCDF-4 has no such type")
 
 
 def _short(text: Any) -> str:

@@ -12,7 +12,6 @@ import math
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
-from zarrfs.zarr import small_numbers
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON
 
@@ -29,6 +28,12 @@ _SIZES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8, 16), "
 _UNITS = {"Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as", "generic"}
 _ORDERS: dict[str, Endian] = {"<": "little", ">": "big", "": "little", "=": "little", "|": "little"}
 _SIGNS = {"little": "<", "big": ">", None: "|"}
+_SMALL = {  # bytes of an item of the number types of zarr-extensions that numpy lacks
+    "bfloat16": 2, **dict.fromkeys((
+        "float8_e3m4", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2", "float8_e5m2fnuz",
+        "int2", "int4",
+    ), 1),
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +45,7 @@ class DataType:
     kind: str  # numpy's: b i u f c m M S U V; also T (text of any length), B (bytes of any length), O (other objects)
     endian: Endian | None  # None: single bytes, no fixed size, or mixed
     mixed: bool = False  # fields have different byte orders
-    name: str = ""  # set for number types that numpy lacks (small_numbers): `text` is one field with the bits
+    name: str = ""  # set for number types that numpy lacks (_SMALL): `text` is that of raw bytes
 
     @property
     def fields(self) -> tuple[tuple[str, DataType, tuple[int, ...]], ...] | None:
@@ -83,7 +88,7 @@ def _numpy(text: Text) -> np.dtype[Any]:
 def parse_v2(value: JSON) -> DataType:
     """Parse the dtype of a document of v2, v1 or v0. Raise MetadataError."""
     if isinstance(value, str):
-        return _small(value) if value in small_numbers.SIZES else _typestr(value)
+        return _small(value) if value in _SMALL else _typestr(value)
     if not isinstance(value, list | tuple):
         raise MetadataError("dtype: neither a string nor a list of fields")
     return _struct(_text(value, 0))
@@ -185,9 +190,8 @@ def _struct(text: Text) -> DataType:
 
 
 def _small(name: str, endian: Endian = "little") -> DataType:
-    """Return a number type that numpy lacks, as a single field that has the type's name and holds the bits."""
-    bits = "|u1" if small_numbers.SIZES[name] == 1 else f"{_SIGNS[endian]}u2"
-    return dataclasses.replace(_struct(((name, bits),)), name=name)
+    """Return a number type that numpy lacks. Views pass on its items, and do not decode them."""
+    return dataclasses.replace(raw(_SMALL[name]), name=name, endian=None if _SMALL[name] == 1 else endian)
 
 
 def as_v2(dtype: DataType) -> JSON:
@@ -219,7 +223,7 @@ _LENGTHS = {"fixed_length_utf32": ("U", 4), "null_terminated_bytes": ("S", 1), "
 def parse_v3(value: JSON, endian: Endian = "little") -> DataType:
     """Parse the data_type of a v3 document; `endian` is the byte order of its codec "bytes". Raise MetadataError."""
     name = value.get("name") if isinstance(value, dict) else value
-    if isinstance(name, str) and name in small_numbers.SIZES:
+    if isinstance(name, str) and name in _SMALL:
         return _small(name, endian)
     if isinstance(value, str):
         return _named_v3(value, endian)

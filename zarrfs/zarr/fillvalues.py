@@ -14,7 +14,6 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from zarrfs.zarr import small_numbers
 from zarrfs.zarr.dtypes import DataType
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON
@@ -41,7 +40,7 @@ def from_v2(value: JSON, dtype: DataType) -> Fill:
     if value is None:
         return None, None
     if dtype.name:
-        return _small(value, dtype), value
+        return None, value
     if dtype.itemsize:
         return _read_v2(value, dtype), None
     if dtype.kind == "O":
@@ -54,7 +53,7 @@ def from_v2(value: JSON, dtype: DataType) -> Fill:
 def from_v3(value: JSON, dtype: DataType) -> Fill:
     """Parse a fill value of v3, in every form that the specification allows. Raise MetadataError."""
     if dtype.name:
-        return _small(value, dtype), value
+        return None, value
     return (_read_v3(value, dtype), None) if dtype.itemsize else (None, _object(value, dtype))
 
 
@@ -100,7 +99,7 @@ def as_v3(array: ArrayMetadata) -> JSON:
         value = array.fill_object
         return (value or "") if dtype.kind == "T" else _base64(value or b"")
     if dtype.name:
-        return 0 if array.fill is None else array.fill_object
+        return 0 if array.fill_object is None else array.fill_object
     data = bytes(dtype.itemsize) if array.fill is None else array.fill
     if dtype.kind in "mM" and value_of(data, dtype) == _NOT_A_TIME:
         return "NaT"
@@ -129,7 +128,7 @@ def _wrong(value: JSON, dtype: DataType) -> MetadataError:
         quoted = repr(value)
     except (RecursionError, ValueError):  # nested too deeply, or with too many digits
         quoted = f"an object of type {type(value).__name__}"
-    text = dtype.name or (dtype.text if isinstance(dtype.text, str) else "fields")
+    text = dtype.text if isinstance(dtype.text, str) else "fields"
     return MetadataError(f"fill_value: {quoted[:60]} is not a value of dtype {text}")
 
 
@@ -138,13 +137,6 @@ def _whole(value: int, dtype: DataType) -> bytes:
         return value.to_bytes(dtype.itemsize, dtype.endian or "little", signed=dtype.kind != "u")
     except OverflowError:
         raise _wrong(value, dtype) from None
-
-
-def _small(value: JSON, dtype: DataType) -> bytes:
-    bits = small_numbers.bits_of(dtype.name, value)
-    if bits is None:
-        raise _wrong(value, dtype)
-    return bits.to_bytes(dtype.itemsize, dtype.endian or "little")
 
 
 def _part(dtype: DataType) -> DataType:

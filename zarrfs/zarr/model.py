@@ -43,7 +43,7 @@ class ArrayMetadata:
     attributes: Mapping[str, JSON]
     dimension_names: tuple[str | None, ...] | None = None
     storage_transformers: tuple[JSON, ...] = ()
-    fill_object: JSON = None  # the fill value of a dtype without a fixed size, or of small_numbers, as in the document
+    fill_object: JSON = None  # the fill value of a dtype without a fixed size, or that numpy lacks, as in the document
     extensions: Mapping[str, JSON] = dataclasses.field(default_factory=dict)  # members of v3 that may be ignored
     keys_assumed: bool = False  # v2 without dimension_separator: old stores may nest chunks, see nested()
 

@@ -65,8 +65,8 @@ def array_json(array: ArrayMetadata) -> dict[str, JSON]:
     Storage transformers are left out, because an ArrayMetadata has only those that need not be understood.
     """
     order, filters, compressor = _codecs(array)
-    if array.dtype.name and array.dtype.endian == "big":
-        raise MetadataError(f"dtype: {array.dtype.name} is little-endian in Zarr v2")
+    if array.dtype.name and array.generation != "v2":
+        raise MetadataError(f"dtype {array.dtype.name}: Zarr v2 has no such type")
     document: dict[str, JSON] = {
         "zarr_format": 2,
         "shape": list(array.shape),
@@ -119,10 +119,6 @@ def chunk_keys(array: ArrayMetadata) -> KeyTemplate:
 def _fill_value(array: ArrayMetadata) -> JSON:
     """Return the fill value for v2. Raise MetadataError if readers of v2 would read another value."""
     value, dtype = fillvalues.as_v2(array), array.dtype
-    if dtype.name:
-        if isinstance(value, str) and value.startswith("0x"):
-            raise MetadataError(f"fill_value: {value}, bits, which Zarr v2 does not have")
-        return value
     if array.generation != "v3" or array.fill is None:
         return value
     if dtype.kind == "M" and "[" not in dtype.text:  # numpy cannot convert a number to a date without a unit

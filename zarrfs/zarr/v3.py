@@ -275,7 +275,7 @@ def _encoding(keys: KeyTemplate) -> JSON:
 
 def _data_type(array: ArrayMetadata) -> JSON:
     dtype = array.dtype
-    if dtype.fields and not dtype.name and (dtype.mixed or dtype.endian == "big"):
+    if dtype.fields and (dtype.mixed or dtype.endian == "big"):
         raise MetadataError("fields of a structured data type are little-endian in Zarr v3")
     return dtypes.as_v3(dtype)
 
