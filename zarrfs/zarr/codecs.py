@@ -192,6 +192,12 @@ def _compressor(decompress: Callable[[Any, int], Buffer]) -> CodecFactory:
     return build
 
 
+def _blosc(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
+    if configuration.get("cname") == "snappy":
+        raise CodecError("blosc", "snappy, which the package blosc does not have")
+    return _compressor(blosc.decompress)(configuration, decoded, context)
+
+
 def _lzma(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
     decompress = _compressor(lambda data, limit: compressors.lzma(data, limit, configuration))
     return decompress(configuration, decoded, context)
@@ -293,7 +299,7 @@ _V3: dict[str, CodecFactory] = {
     "endian": _bytes,  # its name before the specification was accepted
     "transpose": filters.transpose,
     SHARDING: lambda configuration, decoded, context: _sharding(configuration, decoded, context),
-    "blosc": _compressor(blosc.decompress),
+    "blosc": _blosc,
     "gzip": _compressor(compressors.gzip),
     "zstd": _compressor(compressors.zstd),
     "crc32c": _checksum("crc32c", "end", _crc32c),
