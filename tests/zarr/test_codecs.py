@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -36,6 +35,10 @@ def test_chunks_of_sample_stores_have_their_recorded_values(sample: Sample) -> N
         return path.read_bytes() if path.is_file() else None
 
     array = parsed(get)
+    if not sample.decoded:
+        with pytest.raises(CodecError):
+            assembled(array, get)
+        return
     assert check_codecs(array) == []
     found = assembled(array, get)
     if sample.defined:
@@ -227,7 +230,7 @@ def test_variable_length_arrays_are_decoded() -> None:
 @pytest.mark.parametrize(
     ("codecs", "says"),
     [
-        ([("bytes", {}), ("numcodecs.pickle", {})], "pickle: objects are never decoded, because that executes code"),
+        ([("bytes", {}), ("numcodecs.pickle", {})], "pickle: never decoded, because that executes code"),
         ([("numcodecs.nowhere", {"id": "pickle"})], "nowhere: numcodecs has no such codec here"),
         ([("bytes", {}), ("numcodecs.nowhere", {})], "nowhere: numcodecs has no such codec here"),
         ([("bytes", {}), ("lzo", {})], "lzo: unknown codec"),
@@ -352,20 +355,10 @@ def test_damaged_filter_output_is_an_error(dtype: str, codec: tuple[str, Any], d
         decode_chunk(array_of(dtype, (3,), codec, generation="v2"), data)
 
 
-@pytest.mark.parametrize("codec", [numcodecs.JSON(), numcodecs.JSON(encoding="ascii", indent=2)])
 @pytest.mark.parametrize("dtype", ["<f2", "<f8", "|i1", "<U2"])
-def test_json_of_numbers_is_bounded_by_their_count(codec: Any, dtype: str) -> None:
-    """Parsed JSON takes up to 26 times the bytes of its text."""
-    value = {"U": "\U0001f600,", "f": -1 / 3, "i": -99}[dtype[1]]
-    values = np.full((50, 1, 40, 1), value).astype(dtype)
-    configuration = {name: value for name, value in codec.get_config().items() if name != "id"}
-    array = array_of(dtype, values.shape, ("numcodecs.json2", configuration), generation="v2")
-    assert decode_chunk(array, codec.encode(values)).tolist() == values.tolist()
-    one = array_of(dtype, (1,), ("numcodecs.json2", {}), ("numcodecs.zlib", {}), generation="v2")
-    with pytest.raises(CodecError, match="zlib: "):
-        decode_chunk(one, zlib.compress(b"[" + b"[]," * 10_000_000 + b"1]"))
-    with pytest.raises(CodecError, match="json2: more than 10 values where 1 of "):
-        decode_chunk(one, zlib.compress(b"[" + b"[]," * 20_000 + b"1]"))
+def test_json_of_items_of_a_fixed_size_is_refused(dtype: str) -> None:
+    (reason,) = check_codecs(array_of(dtype, (3,), ("numcodecs.json2", {}), generation="v2"))
+    assert "holds objects" in reason
 
 
 def test_an_id_in_the_configuration_does_not_select_the_codec() -> None:

@@ -86,22 +86,31 @@ def test_codec_pipelines_of_sample_stores() -> None:
 
 @pytest.mark.parametrize(("release", "name"), [("0.4", "__zmeta__"), ("1.1", "meta"), ("2.18", ".zarray")])
 def test_random_documents_of_released_versions_are_parsed(release: str, name: str) -> None:
-    """Fill values equal the bytes that the release itself reads for a missing chunk."""
+    """Fill values equal the bytes that the release itself reads for a missing chunk.
+
+    Values that numpy 1 converted, such as the text "0" to a bool, are refused.
+    """
+    refused = 0
     for case in load_json((ROOT / f"documents-{release}.json").read_bytes()):
-        found = parse_document(name, case["document"])
+        try:
+            found = parse_document(name, case["document"])
+        except MetadataError:
+            refused += 1
+            continue
         assert isinstance(found, ArrayMetadata)
         assert found.dtype.itemsize == case["itemsize"]
         assert case["dtype"] in (None, found.dtype.numpy().str)
         if case["fill"] is not None and found.dtype.text != "<f16":  # whose padding is random
             assert found.fill is not None
             assert found.fill.hex() == case["fill"], case["document"]
+    assert refused == {"0.4": 116, "1.1": 97, "2.18": 0}[release]
 
 
 # -- v0 and v1
 
 
 def test_v0_documents_are_parsed() -> None:
-    found = array("__zmeta__", fill_value=3.7, dtype="<i4", shuffle=2)
+    found = array("__zmeta__", fill_value=3, dtype="<i4", shuffle=2)
     assert (found.generation, found.keys, found.fill, found.chunk_bytes) == ("v0", V0, b"\3\0\0\0", 40)
     assert found.codecs[1].configuration["shuffle"] == "bitshuffle"
     assert array("__zmeta__", fill_value=None).fill is None

@@ -1,4 +1,4 @@
-"""The safe reader of zarr 0.3.0's pickles: a whitelist of opcodes and names, and no unpickling."""
+"""The safe reader of the pickles of zarr 0.3: nothing is executed, and no document takes long."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import functools
 import os
 import pickle
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.zarr.chunks import array_of
 from tests.zarr.test_dtypes import STRUCTS
 from tests.zarrsamples import SAMPLES, Sample
-from zarrfs.zarr.codecs import decode_chunk
 from zarrfs.zarr.documents import parse_node
-from zarrfs.zarr.errors import CodecError, MetadataError
+from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.model import ArrayMetadata
 
 PICKLED = [sample for sample in SAMPLES if sample.store.name.startswith("v0_pickled")]
@@ -90,7 +89,7 @@ def test_array_fields_are_read_and_array_dtypes_are_refused(protocol: int) -> No
 @pytest.mark.parametrize(
     ("fill", "dtype", "expected"),
     [
-        (3.7, "<i4", 3), (-1, "<u4", 4294967295), (True, "|b1", True), (np.float32(2.5), ">f8", 2.5),
+        (3, "<i4", 3), (True, "|b1", True), (np.float32(2.5), ">f8", 2.5),
         (np.int64(7), "|i1", 7),
         (np.bool_(True), "|b1", True), (b"ab", "|S3", b"ab"), (np.bytes_(b"ab"), "|S3", b"ab"), ("né", "<U3", "né"),
         (np.str_("né"), ">U3", "né"), (np.datetime64(5, "s"), "<M8[s]", 5), (1 << 70, "<f8", float(1 << 70)),
@@ -99,7 +98,7 @@ def test_array_fields_are_read_and_array_dtypes_are_refused(protocol: int) -> No
         (float("inf"), "<f4", np.inf), (0, "|S2", b"0"),
     ],
 )  # fmt: skip
-def test_fill_values_are_cast_to_the_dtype(fill: Any, dtype: str, expected: Any, protocol: int) -> None:
+def test_fill_values_are_read(fill: Any, dtype: str, expected: Any, protocol: int) -> None:
     found = read(pickle.dumps(metadata(dtype=np.dtype(dtype), fill_value=fill), protocol))
     assert found.fill is not None
     assert np.frombuffer(found.fill, dtype)[0] == np.array(expected, dtype)
@@ -140,7 +139,7 @@ def test_no_code_runs(protocol: int, tmp_path: Path) -> None:
     ("value", "rule"),
     [
         (collections.OrderedDict(), "names 'collections OrderedDict'"), ([1], "EMPTY_LIST|LIST"),
-        ({1, 2}, "builtin__ set|EMPTY_SET"),
+        ({1, 2}, "builtin__ set|EMPTY_SET|LIST"),
         (np.zeros(3), "_reconstruct"), (np.dtype, "fill_value"),
     ],
 )  # fmt: skip
@@ -188,8 +187,32 @@ def test_invalid_dtypes_are_refused(old: bytes, new: bytes) -> None:
 
 
 def test_long_pickles_are_refused() -> None:
-    with pytest.raises(MetadataError, match="more than 1048576 bytes"):
+    with pytest.raises(MetadataError, match="more than 65536 bytes"):
         parse_node("__zmeta__", b"\x80\x02" + b"N" * (1 << 20) + b".")
+
+
+def bombs() -> list[bytes]:
+    """Return small pickles whose unpickling would take hours, or all memory."""
+    pairs = b"\x80\x02}N\x85q\x00" + b"".join(b"h%ch%c\x86q%c" % (at, at, at + 1) for at in range(60))
+    memo = b"\x80\x02}r\xff\xff\xff\x7f."
+    field = b"(I3\nV|\nN(Va\nVb\nt}(Va\n(g%d\nI0\ntVb\n(g%d\nI%d\ntuI-1\nI-1\nI0\ntbp%d\ns"
+    dtypes = b"}Vfirst\ncnumpy\ndtype\np99\n(Vu1\ntR(I3\nV|\nNNNI-1\nI-1\nI0\ntbp0\ns"
+    for at in range(24):
+        dtypes += b"V%d\ng99\n(VV%d\ntR" % (at, 2 << at) + field % (at, at, 1 << at, at + 1)
+    value = pairs[:2] + b"}X\x0a\0\0\0fill_value" + pairs[3:] + b"s."
+    return [pairs + b"Ns.", value, memo, dtypes + b"Vdtype\ng24\ns."]
+
+
+def test_no_document_takes_much_time_or_memory() -> None:
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30));"
+        "from zarrfs.zarr.pickles import load; from zarrfs.zarr.errors import MetadataError\n"
+        "try: load(sys.stdin.buffer.read())\n"
+        "except MetadataError as exc: print('refused')"
+    )
+    for bomb in bombs():
+        done = subprocess.run([sys.executable, "-c", code], input=bomb, capture_output=True, timeout=30, check=False)
+        assert done.stdout == b"refused\n", (bomb[:40], done)
 
 
 @settings(deadline=None)
@@ -208,32 +231,3 @@ def test_a_mutated_pickle_is_an_array_or_a_metadata_error(data: bytes, draw: st.
 def test_random_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(MetadataError):
         parse_node("__zmeta__", data)
-
-
-@pytest.mark.parametrize("protocol", range(6))
-@pytest.mark.parametrize("dtype", ["|b1", "<i4", ">f8", "<c8", "|S3", "<U2", ">M8[s]", "|V3"])
-def test_chunks_of_pickled_arrays_are_decoded(dtype: str, protocol: int) -> None:
-    rng = np.random.default_rng(1)
-    values = rng.integers(0, 2 if dtype == "|b1" else 99, (3, 4 * np.dtype(dtype).itemsize), "u1").view(dtype)
-    for array in (values, values[:, ::2], np.asfortranarray(values).T):
-        metadata = array_of(dtype, array.shape, ("numcodecs.pickle", {}), generation="v2")
-        found = decode_chunk(metadata, pickle.dumps(array, protocol))
-        assert found.tobytes() == array.tobytes()
-
-
-def test_a_chunk_that_holds_no_such_array_is_an_error(tmp_path: Path) -> None:
-    metadata = array_of("<i4", (4,), ("numcodecs.pickle", {}), generation="v2")
-    wrong: list[tuple[Any, str]] = [
-        (np.arange(4, dtype="<i8"), "an array of <i8, not of int32"), (np.arange(5, dtype="<i4"), "20 bytes, not 16"),
-        (np.array([1, Evil(tmp_path / "x"), 2, 3]), "a pickle"), (Evil(tmp_path / "x"), "a pickle that names"),
-        (np.dtype("<i4"), "no array"), ([1, 2, 3, 4], "a pickle"),
-    ]  # fmt: skip
-    for value, why in wrong:
-        for protocol in (0, 2, 5):
-            with pytest.raises(CodecError, match=why):
-                decode_chunk(metadata, pickle.dumps(value, protocol))
-    good = pickle.dumps(np.arange(4, dtype="<i4"))
-    for cut in range(len(good)):
-        with pytest.raises(CodecError):
-            decode_chunk(metadata, good[:cut])
-    assert not (tmp_path / "x").exists()

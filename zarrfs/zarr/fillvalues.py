@@ -1,7 +1,7 @@
 """Fill values: conversion between the JSON of each generation and the bytes of one item.
 
 Source: Zarr v2 specification, "Fill value encoding"; Zarr v3 core, "Fill value"; zarr-extensions (struct, string,
-bytes); numpy 1 for v0 and v1; documents that zarr-python 2.18 and 3.1 wrote.
+bytes); documents that zarr-python 2.18 and 3.1 wrote.
 """
 
 from __future__ import annotations
@@ -31,8 +31,20 @@ _SIGNS = {"little": "<", "big": ">", None: "<"}
 
 
 def from_v0_v1(value: JSON, dtype: DataType) -> Fill:
-    """Cast a fill value of v0 or v1 as numpy 1 did; null means undefined. Raise MetadataError."""
-    return (None if value is None else _cast(value, dtype)), None
+    """Parse a fill value of v0 or v1; null means undefined. Raise MetadataError.
+
+    It has the form of v2, but bytes are plain text. Values that numpy 1 converted, such as 3.7 to an integer, are
+    refused.
+    """
+    if dtype.kind == "S" and isinstance(value, str):
+        value = _ascii(value, dtype)
+    if isinstance(value, bytes):  # also from pickles of zarr 0.3
+        if dtype.kind not in "SV":
+            raise _wrong(value.decode("latin-1"), dtype)
+        return _padded(value, value.decode("latin-1"), dtype), None
+    if value is not None and any(inner.kind in "SUV" for _name, inner, _shape in dtype.fields or ()):
+        raise _wrong(value, dtype)  # numpy 1 converted 0 to the text "0"
+    return from_v2(value, dtype)
 
 
 def from_v2(value: JSON, dtype: DataType) -> Fill:
@@ -222,20 +234,18 @@ def _read_v2(value: JSON, dtype: DataType) -> bytes:
     kind = dtype.kind
     if kind == "f":
         return _float(value, dtype)
-    if kind in "iu":  # zarr-python before 2.2 cast numbers outside the type as numpy 1 did
-        return _cast_number(value, dtype) if type(value) in (int, float) else _integral(value, dtype)
+    if kind in "iu":
+        return _integral(value, dtype)
     if kind == "b" and (type(value) is bool or (type(value) in (int, float) and value in (0, 1))):
         return b"\1" if value else b"\0"
     if kind == "c":
         return _pair(value, dtype, _float)
     if kind in "mM":  # zarr-python 3.0, and releases before 2.2, wrote dates as text
-        return _cast_time(value, dtype) if isinstance(value, str) else _integral(value, dtype)
+        return _time(value, dtype) if isinstance(value, str) else _integral(value, dtype)
     if kind == "U" and isinstance(value, str | int | float):
         return _text(str(value)[: dtype.itemsize // 4], dtype)
     if kind == "S" and isinstance(value, str | int | float):
         return _bytes_v2(value, dtype)
-    if dtype.fields and type(value) in (int, float):  # zarr-python before 2.2 cast it for each field, to "0" for text
-        return _cast(value, dtype)
     if kind == "V":
         return bytes(dtype.itemsize) if value == 0 else _padded(_from_base64(value, dtype), value, dtype)
     raise _wrong(value, dtype)
@@ -294,80 +304,13 @@ def _float_v3(value: JSON, dtype: DataType) -> bytes:
         raise _wrong(value, dtype) from None
 
 
-def _cast(value: JSON, dtype: DataType) -> bytes:
-    """Convert as numpy 1 did in array.fill(value): integers wrap, and kinds S and U get other values as text."""
-    kind = dtype.kind
-    if dtype.fields:
-        return _cast_fields(value, dtype)
-    if kind == "S" and isinstance(value, str | bytes | int | float):
-        data = value if isinstance(value, bytes) else _ascii(value, dtype)
-        return data[: dtype.itemsize].ljust(dtype.itemsize, b"\0")
-    if kind == "U" and isinstance(value, str | int | float):
-        return _text(str(value)[: dtype.itemsize // 4], dtype)
-    if kind == "V" and value == 0:
-        return bytes(dtype.itemsize)
-    if kind == "V" and isinstance(value, bytes):  # from pickles of zarr 0.3
-        return _padded(value, value.decode("latin-1"), dtype)
-    if isinstance(value, str) and kind != "V":
-        return _cast_time(value, dtype) if kind in "mM" else _cast_number(_number(value, dtype), dtype)
-    if isinstance(value, int | float) and kind != "V":
-        return _cast_number(value, dtype)
-    if kind == "c" and isinstance(value, list):  # from pickles of zarr 0.3
-        return _pair(value, dtype, _cast_number)
-    raise _wrong(value, dtype)
-
-
-def _number(value: str, dtype: DataType) -> int | float:
-    """Parse text as a number. For a bool, only the empty text is False."""
-    try:
-        return bool(value) if dtype.kind == "b" else int(value) if dtype.kind in "iu" else float(value)
-    except ValueError:
-        raise _wrong(value, dtype) from None
-
-
-def _cast_number(value: JSON, dtype: DataType) -> bytes:
-    kind = dtype.kind
-    if kind == "b":
-        return b"\1" if value else b"\0"
-    if kind == "f":
-        return _float(int(value) if type(value) is bool else value, dtype)
-    if kind == "c":
-        return _pair(int(value) if type(value) is bool else value, dtype, _float)
-    number = _truncated(value, dtype) if type(value) is float else int(value)
-    if not -(1 << 63) <= number < 1 << 64:  # numpy rejected these
-        raise _wrong(value, dtype)
-    return (number % (1 << 8 * dtype.itemsize)).to_bytes(dtype.itemsize, dtype.endian or "little")
-
-
-def _truncated(value: float, dtype: DataType) -> int:
-    """Convert to an integer of 32 or 64 bits as x86 does: numbers out of range become the lowest number.
-
-    For uint64, numbers from 2^63 on are kept, and those from 2^64 on become 0.
-    """
-    wide = dtype.itemsize == 8 or dtype.text[1:] == "u4"
-    limit = 1 << (63 if wide else 31)
-    if dtype.kind == "u" and dtype.itemsize == 8 and value >= limit:
-        return int(value) if value < 1 << 64 else 0
-    return int(value) if -limit - 1 < value < limit else -limit
-
-
-def _cast_time(value: str, dtype: DataType) -> bytes:
+def _time(value: str, dtype: DataType) -> bytes:
     import numpy as np
 
     try:
         return np.array(value, dtype=dtype.numpy()).tobytes()
     except (ValueError, TypeError, OverflowError):
         raise _wrong(value, dtype) from None
-
-
-def _cast_fields(value: JSON, dtype: DataType) -> bytes:
-    """Cast one value for all fields, or a list with a value for each field."""
-    fields = dtype.fields or ()
-    values = value if isinstance(value, list | tuple) else [value] * len(fields)
-    if len(values) != len(fields):
-        raise _wrong(value, dtype)
-    found = (_cast(item, inner) * math.prod(shape) for item, (_name, inner, shape) in zip(values, fields, strict=True))
-    return b"".join(found)
 
 
 # -- conversion to JSON
