@@ -63,16 +63,10 @@ class _Known(NamedTuple):
 
 
 class _Draft(NamedTuple):
-    """An experimental v3 store (zarr/draft.py), anywhere in the hierarchy."""
+    """The store if it is one of the experimental v3 (zarr/draft.py)."""
 
-    path: str  # of its root
-    directory: str  # in the source
     entry: draft.EntryPoint
     seen: NodeDocument  # its entry point document
-
-    def below(self, path: str) -> str:
-        """Return `path` relative to the root of this store."""
-        return path[len(self.path) + 1 :] if self.path else path
 
 
 class Hierarchy:
@@ -89,7 +83,7 @@ class Hierarchy:
         self._remote = store.remote
         self._consolidated: dict[str, dict[str, JSON]] = {}  # documents of a remote store, by path and name
         self._consolidated_by: NodeDocument | None = None  # the document that holds them
-        self._drafts: dict[str, _Draft] = {}  # by the path of the root
+        self._draft: _Draft | None = None
         self._lock = trio.Lock()
 
     # -- nodes
@@ -115,9 +109,8 @@ class Hierarchy:
 
         A link to a group above itself is left out, because a walk would never end; node() does find it.
         """
-        experimental = self._draft_of(node.path)
-        if experimental is not None:
-            for info in await self._draft_children(node.path, experimental):
+        if self._draft is not None:
+            for info in await self._draft_children(node.path, self._draft.entry):
                 if info.name > after:
                     yield info
             return
@@ -159,10 +152,7 @@ class Hierarchy:
                 stack.pop()
 
     def _behind_link(self, group: Node) -> bool:
-        experimental = self._draft_of(group.path)
-        if experimental is not None:
-            return experimental.directory != experimental.path
-        return group.chunks != group.path
+        return self._draft is None and group.chunks != group.path
 
     async def _looked_up(self, group: Node) -> AsyncIterator[Node]:
         """Yield the children of a group, which are looked up concurrently if the store is remote."""
@@ -212,8 +202,7 @@ class Hierarchy:
                 node = node._replace(mtime_ns=by.info.mtime_ns)
             return _Known(until, (by,), node, settled)
         # a node with a directory, which may be the root of an experimental store
-        experimental = self._draft_of(path)
-        if experimental is None or experimental.path == path:
+        if self._draft is None or not path:
             above, name = split_key(path)
             parent = self._nodes.get(above) if path else None
             # a store that shows links finds nothing below a link, so the parent's key with links followed is used
@@ -226,14 +215,12 @@ class Hierarchy:
                 node = Node(path, None, info.unreadable, (path,), directory, info.mtime_ns, None, leaf=True)
                 return _Known(until, (), node, settled=False)
             found = await self._documents(directory)
-            if experimental is not None and found[:1] != (experimental.seen,):  # another store has replaced it
-                self._drafts.pop(path, None)
-                experimental = None
+            if self._draft is not None and found[:1] != (self._draft.seen,):  # another store has replaced it
+                self._draft = None
         # a node of an experimental store
-        if experimental is not None:
-            directory = join_key(experimental.directory, draft.data_directory(experimental.below(path)))
-            info = Info("", Kind.DIRECTORY)
-            found = await self._draft_documents(path, experimental)
+        if self._draft is not None:
+            directory, info = draft.data_directory(path), Info("", Kind.DIRECTORY)
+            found = await self._draft_documents(path, self._draft.entry)
         if not found:
             group = GroupMetadata("v3", {}, implied=True)
             return _Known(until, found, Node(path, group, None, (), directory, info.mtime_ns), True)
@@ -241,17 +228,20 @@ class Hierarchy:
             return known._replace(until=until)
         # parse its documents
         try:
-            metadata, problem, leaf, settled, text = await self._read(found, directory, experimental is not None)
-        except Experimental:
+            metadata, problem, leaf, settled, text = await self._read(found, directory)
+        except Experimental as exc:
+            if path:
+                problem = f"{exc}: mount this directory itself"
+                return _Known(until, found, Node(path, None, problem, (found[0].key,), directory, leaf=True), True)
             try:
                 entry = draft.entry_point(await self.store.get(found[0].key))
-            except MetadataError as exc:
-                metadata, problem, leaf, settled, text = None, str(exc), True, True, b""
-            except IsDirectory as exc:  # replaced meanwhile
-                raise NotFound(path) from exc
+            except MetadataError as error:
+                metadata, problem, leaf, settled, text = None, str(error), True, True, b""
+            except IsDirectory as error:  # replaced meanwhile
+                raise NotFound(path) from error
             else:
                 if entry is not None:
-                    self._drafts[path] = _Draft(path, directory, entry, found[0])
+                    self._draft = _Draft(entry, found[0])
                 return await self._look(path, None)
         mtimes = [each.info.mtime_ns for each in found if each.info.mtime_ns is not None]
         implied = isinstance(metadata, GroupMetadata) and metadata.implied
@@ -325,7 +315,7 @@ class Hierarchy:
         return NodeDocument(key, name, info) if info.kind is Kind.FILE else None
 
     async def _read(
-        self, found: tuple[NodeDocument, ...], directory: str, experimental: bool
+        self, found: tuple[NodeDocument, ...], directory: str
     ) -> tuple[ArrayMetadata | GroupMetadata | None, str | None, bool, bool, bytes]:
         """Return (metadata, problem, is a leaf, chunk names are settled, zarr.json). Raise Experimental."""
         data: Buffer = b""
@@ -333,7 +323,7 @@ class Hierarchy:
             _check_sizes(found)
             data = await self.store.get(found[0].key)
             attributes = await self.store.get(found[1].key) if found[1:] else None
-            if experimental:
+            if self._draft is not None:
                 metadata = draft.parse(found[0].name, data)
             else:
                 metadata = parse_node(found[0].name, data, attributes)
@@ -436,44 +426,31 @@ class Hierarchy:
 
     # -- experimental v3
 
-    def _draft_of(self, path: str) -> _Draft | None:
-        """Return the experimental store that contains `path`, or None."""
-        while self._drafts:
-            found = self._drafts.get(path)
-            if found is not None or not path:
-                return found
-            path = split_key(path)[0]
-        return None
-
-    async def _draft_documents(self, path: str, experimental: _Draft) -> tuple[NodeDocument, ...]:
+    async def _draft_documents(self, path: str, entry: draft.EntryPoint) -> tuple[NodeDocument, ...]:
         """Return the document of a node, or () for an implied group. Raise NotFound if there is neither."""
-        below = experimental.below(path)
-        for kind, key in zip(("array", "group"), draft.document_keys(below, experimental.entry), strict=True):
-            directory, name = split_key(join_key(experimental.directory, key))
-            if (found := await self._document(directory, name)) is not None:
+        for kind, key in zip(("array", "group"), draft.document_keys(path, entry), strict=True):
+            if (found := await self._document(*split_key(key))) is not None:
                 return (found._replace(name=kind),)
-        above = join_key(experimental.directory, draft.META_ROOT)
-        if below:
-            resolved = await self._directory(join_key(above, below))
+        if path:
+            resolved = await self._directory(join_key(draft.META_ROOT, path))
             if resolved is None:
                 raise NotFound(path)
             if resolved[1].unreadable:
                 return (NodeDocument(resolved[0], "group", resolved[1]),)
         return ()
 
-    async def _draft_children(self, path: str, experimental: _Draft) -> list[Info]:
+    async def _draft_children(self, path: str, entry: draft.EntryPoint) -> list[Info]:
         names: dict[str, Info] = {}
-        below = experimental.below(path)
-        inside = join_key(draft.META_ROOT, below) if below else draft.META_ROOT
+        inside = join_key(draft.META_ROOT, path) if path else draft.META_ROOT
         try:
-            async for info in self.store.list_dir(join_key(experimental.directory, inside)):
+            async for info in self.store.list_dir(inside):
                 key = join_key(inside, info.name)
                 if info.kind is Kind.SYMLINK:
-                    linked = (await self._linked(join_key(experimental.directory, key), info, sized=False))[1]
+                    linked = (await self._linked(key, info, sized=False))[1]
                     if linked.kind is Kind.DIRECTORY:  # the link may lead to a group above
                         continue
                     info = linked._replace(name=info.name)
-                made = draft.node_of_key(key, experimental.entry) if info.kind is Kind.FILE else None
+                made = draft.node_of_key(key, entry) if info.kind is Kind.FILE else None
                 if made:
                     name = split_key(made[0])[1]
                 else:
