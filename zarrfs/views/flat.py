@@ -9,7 +9,7 @@ import io
 import itertools
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -23,7 +23,6 @@ from zarrfs.views.boxes import Piece, boxes, number_of_pieces, offset_of, pieces
 from zarrfs.views.chunks import KEPT, Array, ChunkRow, Chunks, part_of
 from zarrfs.views.decoded_cache import DecodedCache
 from zarrfs.views.hierarchy import Node
-from zarrfs.views.scans import Scan, Scans
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.model import ArrayMetadata
 
@@ -38,6 +37,8 @@ _PIECES = 8192  # most pieces of chunks to assemble together
 _AT_ONCE = 256  # most chunks to wait for together, because a read may need a chunk for each byte
 _AHEAD_BYTES = 64 << 20  # decoded size of the chunks to request ahead from a remote store
 _AHEAD_MOST = 1024  # chunks
+_READERS = 8  # readers of one array to remember
+_SLACK = 4 << 20  # bytes of tolerance, because the kernel's read-ahead requests arrive in any order
 
 
 def flat_size(array: ArrayMetadata) -> int:
@@ -94,6 +95,15 @@ class _Run(NamedTuple):
     items: int
 
 
+class _Reader:
+    """A reader that may be sequential."""
+
+    def __init__(self, position: int) -> None:
+        self.position = position  # bytes
+        self.band = -1  # before `position`, once a read has continued another one
+        self.fetched = 0  # chunks before this were requested from a server
+
+
 class FlatArray:
     """The items of an array in C order, or in Fortran order if its chunks have that order (`chunks.fortran`)."""
 
@@ -102,11 +112,12 @@ class FlatArray:
         self.chunks = ChunkRow(store, node, cache) if in_chunks else Chunks(store, node, cache)
         self._cache = cache
         self._store = store
-        room = cache.budget // (self.chunks.size_of_chunk + KEPT)
-        self._scans = Scans(
-            self.chunks.shape, self.chunks.shape_of_chunk, self.chunks.itemsize, room, min(cache.threads, room // 2)
-        )
-        self._warned = self._scans.fits
+        self._width = math.prod(self.chunks.counts[1:])  # chunks of a band
+        row = math.prod(self.chunks.shape[1:]) * math.prod(self.chunks.shape_of_chunk[:1])
+        self._band_bytes = max(row * self.chunks.itemsize, 1)
+        self._room = cache.budget // (self.chunks.size_of_chunk + KEPT)  # chunks
+        self._readers: list[_Reader] = []
+        self._warned = self._width <= self._room
 
     async def read(self, start: int, stop: int) -> Buffer:
         """Return the bytes [start, stop) of the items. Raise ReadError if a chunk cannot be read or decoded."""
@@ -219,56 +230,57 @@ class FlatArray:
     # -- read-ahead
 
     def _read_ahead(self, start: int, stop: int, direct: bool) -> None:
-        """Record a read; if its reader is sequential, decode and fetch chunks ahead of it."""
-        scan = self._scans.read(start, stop)
-        if scan is None:
+        """If a read continues an earlier one, and reaches a new band, decode and fetch the chunks after that band.
+
+        A band is the chunks with the same index in the first dimension. A reader in C order needs all of them until it
+        reaches the next band; then they are the first to be evicted.
+        """
+        for reader in self._readers:
+            if abs(start - reader.position) <= (0 if reader.band < 0 else _SLACK):
+                break
+        else:
+            self._readers = [*self._readers[1 - _READERS :], _Reader(stop)]
             return
+        self._readers.remove(reader)
+        self._readers.append(reader)
+        reader.position = max(reader.position, stop)
+        left, reader.band = reader.band, (reader.position - 1) // self._band_bytes
+        bands = reader.band - left if left >= 0 else 1
+        if not bands:
+            return
+        end, number = (reader.band + 1) * self._width, self.chunks.number
+        ahead = min(max(bands * self._width, self._cache.threads), self._room - self._width)
         if not direct:
             if not self._warned:
                 self._warn()
-            self._cache.retire(map(self.chunks.id, self._scans.passed(scan)))
-            self._decode_ahead(scan)
-        if self._store.remote and not scan.fetching:
-            self._fetch_ahead(scan)
+            self._cache.retire(map(self.chunks.id, range(end - (bands + 1) * self._width, end - self._width)))
+            in_background(self._decode, range(end, min(end + ahead, number)))
+        if self._store.remote:
+            most = max(ahead, min(_AHEAD_MOST, _AHEAD_BYTES // max(self.chunks.size_of_chunk, 1)))
+            start, stop = max(end, reader.fetched), min(end + most, number)
+            if stop - start >= most // 2 or start < stop == number:
+                reader.fetched = stop
+                in_background(self._store.prefetch, list(dict.fromkeys(map(self.chunks.key, range(start, stop)))))
 
     def _warn(self) -> None:
         self._warned = True
-        band = self._scans.width * self.chunks.size_of_chunk
+        band = self._width * self.chunks.size_of_chunk
         log.warning(
             "%s: read in order it takes %d MiB of decoded chunks at once, array_cache is %d MiB: chunks will be "
             "decoded again and again", self.chunks.node.path or "/", -(-band >> 20), self._cache.budget >> 20,
         )  # fmt: skip
 
-    def _decode_ahead(self, scan: Scan) -> None:
-        while scan.under_way < self._cache.threads and scan.next < scan.goal:
-            number, scan.next = scan.next, scan.next + 1
-            if not self.chunks.coming(number):
-                scan.under_way += 1
-                in_background(self._decode, scan, number)
+    async def _decode(self, numbers: Iterable[int]) -> None:
+        waiting = (number for number in numbers if not self.chunks.coming(number))
 
-    async def _decode(self, scan: Scan, number: int) -> None:
-        try:
-            await self.chunks.get(number)
-        except (OSError, ZarrfsError) as exc:  # a read of that chunk raises it again
-            log.debug("read-ahead: %s", exc)
-        finally:
-            scan.under_way -= 1
-        self._decode_ahead(scan)
+        async def work(_worker: int) -> None:
+            for number in waiting:
+                try:
+                    await self.chunks.get(number)
+                except (OSError, ZarrfsError) as exc:  # a read of that chunk raises it again
+                    log.debug("read-ahead: %s", exc)
 
-    def _fetch_ahead(self, scan: Scan) -> None:
-        """Prefetch, from a remote store, the stored bytes of the chunks after those that are decoded ahead."""
-        most = max(self._cache.threads, min(_AHEAD_MOST, _AHEAD_BYTES // max(self.chunks.size_of_chunk, 1)))
-        start = max(scan.fetched, scan.next, scan.chunk + 1)
-        stop = min(max(scan.next, scan.chunk + 1) + most, self.chunks.number)
-        if start < stop and (stop - start >= most // 2 or stop == self.chunks.number):
-            scan.fetched, scan.fetching = stop, True
-            in_background(self._fetch, scan, list(dict.fromkeys(map(self.chunks.key, range(start, stop)))))
-
-    async def _fetch(self, scan: Scan, keys: list[str]) -> None:
-        try:
-            await self._store.prefetch(keys)
-        finally:
-            scan.fetching = False
+        await for_each(work, range(self._cache.threads))
 
 
 def _extents(piece: Piece) -> tuple[int, ...]:
