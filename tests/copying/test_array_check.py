@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from tests.conftest import DATA
 from tests.views.arraystores import read_array
-from tests.zarrsamples import STORES
+from tests.zarrsamples import SAMPLES, STORES
 from zarrfs.cli import main
 from zarrfs.copying.array_check import ArrayCheck, ArrayChecks
 from zarrfs.copying.check import check
@@ -68,6 +68,9 @@ def chunk_keys(path: Path) -> list[str]:
 @pytest.mark.parametrize("store", STORES, ids=lambda path: path.name)
 def test_sample_stores_are_sound(store: Path) -> None:
     report, arrays, gets = checked(store)
+    if any(sample.store == store and not sample.decoded for sample in SAMPLES):  # codecs that zarrfs does not have
+        assert any(array.bad or array.note for array in arrays.values())
+        return
     assert report.clean, report.bad
     chunks = chunk_keys(store)
     assert arrays

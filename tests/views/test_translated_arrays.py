@@ -235,7 +235,8 @@ def test_arrays_whose_filters_v3_readers_misread_are_left_out(
 @pytest.mark.parametrize("version", [2, 3])
 def test_shuffle_without_an_element_size_in_v3_uses_the_item_size(tmp_path: Path, version: int) -> None:
     values = np.arange(6, dtype="<f8")
-    codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "numcodecs.shuffle"}]
+    shuffle = {"name": "numcodecs.shuffle", "configuration": {}}
+    codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, shuffle]
     grid = {"name": "regular", "configuration": {"chunk_shape": [6]}}
     root = written(tmp_path, {"zarr.json": v3(shape=[6], data_type="float64", codecs=codecs, chunk_grid=grid),
                               "c/0": numcodecs.Shuffle(8).encode(values)})  # fmt: skip
