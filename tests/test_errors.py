@@ -57,7 +57,6 @@ WRAPPED: dict[str, Callable[[str], BaseException]] = {
     "SourceError": lambda said: errors.SourceError("set", said, "a"),
     "MountError": lambda said: errors.MountError(f"/mnt: {said}"),
     "UsageError": lambda said: errors.UsageError(f"option x: {said}"),
-    "TimedOut": lambda said: errors.TimedOut(said),
 }
 
 

@@ -21,7 +21,7 @@ def reason_of(exc: BaseException) -> str:
 
 
 def behind(exc: BaseException) -> BaseException | None:
-    """Return the KeyboardInterrupt or TimedOut in the chain of causes and contexts of `exc`; None if there is none.
+    """Return the KeyboardInterrupt in the chain of causes and contexts of `exc`; None if there is none.
 
     Code that is interrupted by a signal handler may replace the handler's exception: before Python 3.12, type() raises
     RuntimeError for one in __set_name__ (functools.cached_property), and C modules raise ImportError for one in their
@@ -29,10 +29,10 @@ def behind(exc: BaseException) -> BaseException | None:
     """
     seen: set[int] = set()
     link: BaseException | None = exc
-    while link is not None and id(link) not in seen and not isinstance(link, KeyboardInterrupt | TimedOut):
+    while link is not None and id(link) not in seen and not isinstance(link, KeyboardInterrupt):
         seen.add(id(link))
         link = link.__cause__ or link.__context__
-    return link if isinstance(link, KeyboardInterrupt | TimedOut) else None
+    return link if isinstance(link, KeyboardInterrupt) else None
 
 
 def first_cause(exc: BaseException) -> BaseException:
@@ -96,10 +96,6 @@ class SourceError(ZarrfsError):
 
 class MountError(ZarrfsError):
     """A mount point that cannot be used, or a mount that failed."""
-
-
-class TimedOut(ZarrfsError):
-    """A deadline that has passed."""
 
 
 class StoreError(ZarrfsError):

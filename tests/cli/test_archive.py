@@ -131,7 +131,7 @@ def test_other_sources_are_refused(command: str, source: str, tmp_path: Path, re
     place = sorted(references.glob("*.json"))[0] if source == "references" else DATA / source
     done = run("archive", command, place, *(("-C", tmp_path / "out") if command == "extract" else ()), "-q")
     assert done.returncode == 1
-    assert done.stderr == f"zarrfs: {place}: is not a file archive; `zarrfs stage --copy` copies other sources\n"
+    assert done.stderr == f"zarrfs: {place}: is not a file archive; `zarrfs copy` copies other sources\n"
     assert not (tmp_path / "out").exists()
 
 

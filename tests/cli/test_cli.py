@@ -279,7 +279,7 @@ def test_the_program_prints_its_version_and_rejects_an_unknown_command() -> None
 
 
 @pytest.mark.parametrize(
-    ("command", "near"), [("mout", "mount"), ("stage_out", "stage-out"), ("xyzzy", None)]
+    ("command", "near"), [("mout", "mount"), ("xyzzy", None)]
 )
 def test_a_mistyped_command_is_answered_with_the_nearest(command: str, near: str | None) -> None:
     done = run(*command.split())
@@ -377,16 +377,3 @@ def test_a_missing_or_broken_source_is_one_line(tmp_path: Path) -> None:
             done = run(command, source)
             assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
             assert done.stderr.startswith(f"zarrfs: {source}: ")
-
-
-PLACES = (["stage", "set.json", "http://h/m"],)
-
-
-@pytest.mark.parametrize("arguments", PLACES)
-def test_a_mount_point_is_not_a_url(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "set.json").write_text('{"version": 1, "refs": {}}')
-    done = run(*arguments)
-    assert done.returncode == 2
-    assert "expected a path on this machine, not a URL\n" in done.stderr
-    assert os.listdir(tmp_path) == ["set.json"]

@@ -154,12 +154,6 @@ def test_storage_options_of_a_variable_are_merged_with_others(user: Path, monkey
     assert found == {"s3": {"key": "b,c", "anon": False, "region": "x"}, "s3://b": {"anon": True}}
 
 
-def test_variables_and_options_do_not_collide() -> None:
-    """zarrfs and the scripts for schedulers set other ZARRFS_ variables, whose names no option may have."""
-    for name in "STATE_DIR", "MOUNT", "STAGE", "STAGED", "DATASETS", "FLUX_DIR":
-        assert name.lower() not in TABLE
-
-
 # -- sources
 
 

@@ -258,6 +258,7 @@ def test_a_number_is_within_its_bounds_or_an_error_that_names_them(data: st.Data
         said: str | None = str(exc)
     else:
         said = None
+        (value,) = value if isinstance(value, tuple) else (value,)
         assert math.isfinite(value)
         assert least <= value <= greatest
     assert said is None or said.startswith(f"option {name}={without_secrets(text)}: expected ")

@@ -78,3 +78,13 @@ def log_of(mountpoint: Path) -> str:
         while counters_of(mountpoint)["log"]["waiting"] and time.monotonic() < until:
             time.sleep(0.005)
     return path.read_text() if path.exists() else ""
+
+
+def eventually(condition: Callable[[], object], seconds: float = 60) -> bool:
+    """Poll `condition`; return whether it becomes true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True

@@ -109,7 +109,7 @@ def part(number: int) -> slice:
 def test_allowed_links_to_chunks_are_followed_and_other_entries_are_errors(
     name: str, view: str, tmp_path: Path
 ) -> None:
-    """This holds with and without a view; `check` and `stage --copy` follow the same rules for links."""
+    """This holds with and without a view; `check` and `copy` follow the same rules for links."""
     case, version = CASES[name], 3
     store = store_of(tmp_path, version)
     case.make(store / chunk_of(version))
@@ -131,7 +131,7 @@ def test_allowed_links_to_chunks_are_followed_and_other_entries_are_errors(
     assert done.returncode == (1 if bad else 0), done.stdout
     if bad:
         assert re.search(rf"^[a-z ]+: {chunk_of(version)}: .*({case.reason})", done.stdout, re.MULTILINE), done.stdout
-    copied = run("stage", "--copy", store, tmp_path / "copy", *allow)
+    copied = run("copy", store, tmp_path / "copy", *allow)
     assert copied.returncode == (1 if bad and name not in ("cut", "directory") else 0), copied.stderr
     if not bad:
         assert (tmp_path / "copy" / chunk_of(version)).read_bytes() == beside(store / "x").read_bytes()

@@ -139,7 +139,7 @@ def test_set_user_id_is_not_written(machine: Machine) -> None:
     """Only `archive extract` without --no-set-id writes set-user-ID bits; all three keep set-group-ID directories."""
     for number, (command, expected) in enumerate((
         ("archive extract --no-set-id a.json -C out{}", "ann"), ("archive extract a.json -C out{}", "root"),
-        ("stage --copy a.json /srv/out{}", "ann"),
+        ("copy a.json /srv/out{}", "ann"),
     )):  # fmt: skip
         words = command.format(number).split()
         done = machine.run("env", "-C", "/srv", machine.command("zarrfs")[-1], *words, "-o", "cache=none")

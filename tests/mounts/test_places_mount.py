@@ -16,8 +16,7 @@ import pytest
 from tests.archives.compiled import blobref, file, put
 from tests.conftest import run
 from tests.fakeflux import FakeFlux
-from tests.mounts.mounting import alive, daemon_pid, log_of, mounted, until
-from tests.mounts.staging import eventually
+from tests.mounts.mounting import alive, daemon_pid, eventually, log_of, mounted, until
 from tests.mounts.test_semantics import error_of
 from tests.servers import Faulty, Nginx, faulty, nginx
 

@@ -251,7 +251,7 @@ def test_walks_of_listing_pages_take_a_request_per_directory_and_document(
 
 
 @pytest.mark.parametrize("kind", ["s3 v3", "listing v3"])
-@pytest.mark.parametrize("tool", ["cp", "check", "stage"])
+@pytest.mark.parametrize("tool", ["cp", "check", "copy"])
 def test_copies_and_checks_take_one_request_per_value(
     kind: str, tool: str, tmp_path: Path, nginx: Nginx, s3: S3, bucket: list[str]
 ) -> None:
@@ -262,7 +262,7 @@ def test_copies_and_checks_take_one_request_per_value(
             with mounted(served.url, tmp_path / "mnt", served.options, "cache=none") as root:
                 shell(root, "cp", "-r", ".", str(tmp_path / "copy"))
         else:
-            command = ["check", served.url] if tool == "check" else ["stage", "--copy", served.url, tmp_path / "copy"]
+            command = ["check", served.url] if tool == "check" else ["copy", served.url, tmp_path / "copy"]
             done = run(*command, "-o", served.options)
             assert done.returncode == 0, done.stderr
 

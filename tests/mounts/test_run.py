@@ -75,7 +75,7 @@ def test_the_command_gets_the_mount_point_and_standard_input(place: Place) -> No
     assert done.returncode == 7
     expected = (SOURCE / "gzip/.zarray").read_text() + (SOURCE / ".zgroup").read_text()
     assert done.stdout == f"{expected}700\ntyped"
-    assert place.clean()
+    until(place.clean)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_the_status_of_the_command_is_returned(words: list[str], status: int, sa
     done = run("run", SOURCE, "--", *words)
     assert done.returncode == status
     assert said in (one_line(done.stderr) if said else done.stderr)
-    assert place.clean()
+    until(place.clean)
 
 
 def test_the_command_is_not_run_without_its_mount(place: Place) -> None:
@@ -99,7 +99,7 @@ def test_the_command_is_not_run_without_its_mount(place: Place) -> None:
     assert (done.returncode, "no such file" in one_line(done.stderr)) == (125, True)
     assert not (place.path / "ran").exists()
     assert run("run", SOURCE).returncode == 2
-    assert place.clean()
+    until(place.clean)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
@@ -114,7 +114,7 @@ def test_signals_are_forwarded_to_the_command(number: signal.Signals, place: Pla
     assert process.stdout.readline() == "up\n"
     process.send_signal(number)
     assert process.wait(60) == 33
-    assert place.clean()
+    until(place.clean)
 
 
 def test_the_command_owns_the_terminal(place: Place) -> None:
@@ -134,7 +134,7 @@ def test_the_command_owns_the_terminal(place: Place) -> None:
     os.write(terminal, b"\x03")
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 43
     os.close(terminal)
-    assert place.clean()
+    until(place.clean)
 
 
 def test_background_processes_of_the_command_are_waited_for(place: Place) -> None:
@@ -142,7 +142,7 @@ def test_background_processes_of_the_command_are_waited_for(place: Place) -> Non
     done = run("run", SOURCE, "--", "sh", "-c", f"(sleep 1; cat {{}}/.zgroup >{place.path}/late) & exit 5")
     assert (done.returncode, "has left behind" in one_line(done.stderr)) == (5, True)
     assert (place.path / "late").read_bytes() == (SOURCE / ".zgroup").read_bytes()
-    assert place.clean()
+    until(place.clean)
 
 
 def test_processes_left_behind_get_signals(place: Place) -> None:
@@ -152,7 +152,7 @@ def test_processes_left_behind_get_signals(place: Place) -> None:
     assert "left behind" in process.stderr.readline()
     process.terminate()
     assert process.wait(60) == 5
-    assert place.clean()
+    until(place.clean)
 
 
 def test_another_user_of_the_mount_is_named_and_keeps_it(place: Place) -> None:
@@ -208,9 +208,29 @@ def test_a_killed_daemon_gives_the_command_errors_and_leaves_nothing(place: Plac
     until(place.clean)
 
 
+def test_the_command_reads_again_after_a_restart_of_its_mount(place: Place) -> None:
+    go = place.path / "go"
+    os.mkfifo(go)
+    script = f'cd /; echo "$ZARRFS_MOUNT"; read _ <{go}; cat {{}}/.zgroup; read _ <{go}; exec cat {{}}/.zgroup'
+    process = start("sh", "-c", script)
+    assert process.stdout is not None
+    mountpoint = Path(process.stdout.readline().strip())
+    pid = daemon_pid(mountpoint)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not alive(pid))
+    go.write_text("go\n")
+    time.sleep(0.5)
+    assert run("mount", SOURCE, mountpoint).returncode == 0
+    go.write_text("go\n")
+    out, err = process.communicate(timeout=60)
+    assert "not connected" in err
+    assert (process.returncode, out) == (0, (SOURCE / ".zgroup").read_text())
+    until(place.clean)
+
+
 def test_changes_go_to_the_upper_directory(place: Place) -> None:
     upper = place.path / "upper"
     upper.mkdir()
     assert run("run", SOURCE, "-o", f"upperdir={upper}", "--", "sh", "-c", "echo new >{}/new").returncode == 0
     assert (upper / "new").read_text() == "new\n"
-    assert place.clean()
+    until(place.clean)

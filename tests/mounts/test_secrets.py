@@ -213,9 +213,7 @@ def test_secrets_are_shown_nowhere(client: str, server: str, tmp_path: Path) -> 
 
 COMMANDS = [
     "info SOURCE", "info --json SOURCE s403", "check --json SOURCE", "cat SOURCE s401 closed bucket",
-    "stage --copy --keep-going --report REPORT SOURCE COPY", "stage --mount --report REPORT SOURCE STAGED",
-    "run SOURCE -- true", "check --blobs http://USER@SERVER/401?sig=SIG ARCHIVE",
-    "stage-out --upperdir UPPER --to http://USER@SERVER/401?sig=SIG",
+    "copy SOURCE COPY", "run SOURCE -- true", "check --blobs http://USER@SERVER/401?sig=SIG ARCHIVE",
     *(f"ls http://USER@SERVER/{path}?sig=SIG" for path in ("401", "500", "away-403")),
     "ls http://USER@CLOSED/x?sig=SIG", "ls http://USER@host.invalid/x?sig=SIG", "ls http://USER@[SERVER/x?sig=SIG",
     "ls zip://x::http://USER@SERVER/data?sig=SIG",
@@ -234,13 +232,9 @@ def test_commands_do_not_print_secrets(
     names = {
         "SOURCE": "http://USER@SERVER/set.json?sig=SIG", "USER": f"me:{MINE['the password in the source']}",
         "SERVER": server, "SIG": MINE["the signature in the source"], "CLOSED": f"127.0.0.1:{free_port()}",
-        "REPORT": str(tmp_path / "report"), "COPY": str(tmp_path / "copy"), "INDEX": str(tmp_path / "index/kept"),
-        "STAGED": str(tmp_path / "staged"), "ARCHIVE": str(DATA / "archives/flux-list.json"),
-        "UPPER": str(tmp_path / "upper"),
+        "COPY": str(tmp_path / "copy"), "INDEX": str(tmp_path / "index/kept"),
+        "ARCHIVE": str(DATA / "archives/flux-list.json"),
     }  # fmt: skip
-    (tmp_path / "upper").mkdir()
-    (tmp_path / "upper/file").write_text("text")
-    monkeypatch.setenv("ZARRFS_STATE_DIR", str(tmp_path / "state"))
     for line in lines:
         words = line.split()
         at = 2 if words[0] in ("refs", "cache", "archive") else 1
@@ -250,11 +244,6 @@ def test_commands_do_not_print_secrets(
         done = run("-d", *words[:at], *mine, *words[at:])
         assert_hidden(line, done.stdout + done.stderr)
         assert "Usage:" not in done.stderr, done.stderr
-        if words[:2] == ["stage", "--mount"]:
-            assert done.returncode == 0, done.stderr
-            assert_hidden("processes", processes())
-            assert_hidden("mountinfo", "".join(mount_lines(tmp_path / "staged")))
-    assert_hidden("unstage", run("unstage", "--all").stderr)
     for path in tmp_path.rglob("*"):
         if path.is_file() and path.name != "secret" and "index" not in path.parts:
             assert_hidden(str(path), bytes_of(path))

@@ -15,8 +15,7 @@ import pytest
 from tests.booted import Booted
 from tests.conftest import DATA
 from tests.machine import ROOT
-from tests.mounts.mounting import alive
-from tests.mounts.staging import eventually
+from tests.mounts.mounting import alive, eventually
 
 REFS = json.dumps({"version": 1, "refs": {"a": "hello", "b": ["/srv/data/v2.zarr/.zgroup"]}})
 QUICK = "[Unit]\nStartLimitIntervalSec=0\n[Service]\nRestartSec=0.3\n"  # all other settings are the unit's
@@ -226,12 +225,6 @@ def test_the_user_manager_runs_a_user_s_own_unit(machine: Booted) -> None:
     manager("reload")
     manager("stop")
     assert "/home/ann/own" not in machine.mounts()
-
-
-def test_the_unstage_timer_and_service_start(machine: Booted) -> None:
-    machine.root("systemctl start zarrfs-unstage.timer zarrfs-unstage.service")
-    assert machine.root("systemctl is-active zarrfs-unstage.timer") == "active"
-    assert shown(machine, "zarrfs-unstage.service", "Result") == "success"
 
 
 HELPER = "from zarrfs.cli.mount_helper import main\nraise SystemExit(main())\n"

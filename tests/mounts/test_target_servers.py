@@ -116,15 +116,3 @@ def test_blobs_on_azure_are_cached(azure: Azure, tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (0, TEXT.decode()), done.stderr
 
 
-def test_data_is_staged_from_azure_and_to_azure(azure: Azure, tmp_path: Path) -> None:
-    files = put_store(azure, "private")
-    options = ["-o", "type=zarr", *(f"-o{option}" for option in given_to(azure, "key"))]
-    done = run("stage", "--copy", *options, "az://private/store", tmp_path / "here")
-    assert done.returncode == 0, done.stderr
-    copied = tree_of(tmp_path / "here")
-    assert {name: copied.get(name) for name in files} == files
-    (tmp_path / "upper").mkdir()
-    (tmp_path / "upper/a key").write_bytes(TEXT)
-    done = run("stage-out", "--upperdir", tmp_path / "upper", "--to", "az://private/out", *options[2:])
-    assert done.returncode == 0, done.stderr
-    assert azure.service.get_blob_client("private", "out/a key").download_blob().readall() == TEXT

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import DATA
 from tests.machine import Machine, interrupt
-from tests.mounts.staging import eventually
+from tests.mounts.mounting import eventually
 
 SOURCE = DATA / "zarr/v2_hier"
 ARCHIVE, BLOBS = DATA / "archives/flux-list.json", DATA / "archives/blobs"
@@ -234,16 +234,6 @@ def test_indexes_and_records_go_to_the_xdg_directories(machine: Machine) -> None
     works(None, HOME="/nonexistent")
     works(None, HOME="/proc")  # no file can be created there
     assert not list(machine.path("/tmp").glob("zarrfs-*/*.index")), "a temporary one goes with its mount"
-    runtime = f"/run/user/{machine.root('id -u ann')}"
-    for state, variables in (
-        (f"{runtime}/zarrfs", {"XDG_RUNTIME_DIR": runtime}),
-        (f"{HOME}/state", {"ZARRFS_STATE_DIR": f"{HOME}/state"}),
-    ):
-        assert ann(machine, "zarrfs", "stage", SOURCE, f"{HOME}/in", **variables)[0] == 0
-        assert len(list(machine.path(state).glob("staged/*.json"))) == 1
-        assert ann(machine, "diff", "-r", SOURCE, f"{HOME}/in")[0] == 0
-        done = ann(machine, "zarrfs", "unstage", f"{HOME}/in", **variables)
-        assert done[0] == 0, done
     assert ann(machine, "zarrfs", "run", SOURCE, "--", "cat", "{}/.zgroup")[1] == (SOURCE / ".zgroup").read_text()
 
 
@@ -344,17 +334,3 @@ def test_sudo_leaves_no_files_of_root_in_the_home_directory(machine: Machine) ->
     assert Path(machine.path("/var/cache/zarrfs/index")).is_dir()
 
 
-def test_an_unreadable_target_is_not_linked_to(machine: Machine) -> None:
-    """Otherwise the job would fail. `unstage` also removes links from a directory that has no write permission."""
-    machine.root("umask 22; mkdir -p /srv/d/b; echo bytes >/srv/d/b/c; chmod 600 /srv/d/b/c")
-    machine.root("""umask 22; echo '{"b/c": ["/srv/d/b/c"]}' >/srv/r.json""")
-    for source in ("/srv/r.json", "/srv/d"):
-        machine.root("chmod 600 /srv/d/b/c")
-        status, _, err = ann(machine, "zarrfs", "stage", "--link", source, "in")
-        assert (status, "permission denied" in err) == (1, True), err
-        machine.root("chmod 644 /srv/d/b/c")
-        status, _, err = ann(machine, "zarrfs", "stage", "--link", source, "in")
-        assert (status, machine.root(f"readlink {HOME}/in/b/c")) == (0, "/srv/d/b/c"), err
-        machine.root(f"chmod 500 {HOME}/in/b")
-        assert ann(machine, "zarrfs", "unstage", "in", "--remove-copies") == (0, "", "")
-        assert machine.root(f"find {HOME}/in /srv/d/b -mindepth 1 2>/dev/null", check=False) == "/srv/d/b/c"

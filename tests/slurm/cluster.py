@@ -1,6 +1,6 @@
 """A real Slurm on this machine, without systemd: munged, slurmctld, and two slurmd, each in a mount namespace.
 
-The scripts of scripts/slurm are its prolog, epilog and task prolog. All its files are in one directory, so several
+The scripts of docs/examples are its prolog, epilog and task prolog. All its files are in one directory, so several
 clusters can run at the same time, also beside an installed Slurm.
 """
 
@@ -20,10 +20,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.conftest import PROGRAM
+from tests.pages import blocks
 from tests.servers import free_port
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ROOT / "scripts/slurm"
+SCRIPTS = ROOT / "docs/examples"
+FREEZER = Path("/sys/fs/cgroup/freezer")
 NODES = ("n0", "n1")
 NOBODY = 65534
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -35,13 +37,15 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=socket={base}/munge/socket
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/{proctrack}
+SlurmdParameters=config_overrides
+FirstJobId={first}
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
 SchedulerParameters=sched_min_interval=10000,batch_sched_delay=0
-KillWait=1
+KillWait=3
 MessageTimeout=60
 BatchStartTimeout=60
 SlurmctldPidFile={base}/slurmctld.pid
@@ -52,7 +56,7 @@ SlurmctldLogFile={base}/slurmctld.log
 SlurmdLogFile={base}/%n.log
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
-NodeName=n[0-1] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{n0},{n1}] CPUs=1
+NodeName=n[0-1] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{n0},{n1}] CPUs=4
 PartitionName=debug Nodes=ALL Default=YES State=UP
 """
 
@@ -79,12 +83,17 @@ def wait_for(true: Callable[[], object], what: str, instead: Callable[[], object
 class Cluster:
     """A Slurm cluster with the nodes n0 and n1."""
 
-    def __init__(self) -> None:
-        """Start the cluster; stop() ends everything that it starts."""
+    def __init__(self, proctrack: str) -> None:
+        """Start the cluster, which tracks processes by "cgroup" or "linuxproc"; stop() ends all that it starts."""
+        self.proctrack = proctrack
         self.base = Path(tempfile.mkdtemp(prefix="zarrfs-slurm-"))
         self.base.chmod(0o1777)
         self.scripts = self.base / "scripts"
-        shutil.copytree(SCRIPTS, self.scripts)
+        self.scripts.mkdir()
+        for script in SCRIPTS.glob("slurm-*"):
+            text = script.read_text().replace("/opt/zarrfs/bin", os.path.dirname(PROGRAM))
+            (self.scripts / script.name).write_text(text)
+            (self.scripts / script.name).chmod(0o755)
         self.home = self.base / "home"
         self.home.mkdir()
         os.chown(self.home, NOBODY, NOBODY)
@@ -108,11 +117,15 @@ class Cluster:
 
     def _configure(self) -> None:
         controller, n0, n1 = (free_port() for _ in range(3))
-        text = SLURM_CONF.format(base=self.base, controller=controller, n0=n0, n1=n1)
-        sample = (SCRIPTS / "slurm.conf.sample").read_text().replace("/etc/slurm/zarrfs", str(self.scripts))
-        (self.base / "slurm.conf").write_text(text + sample)
+        text = SLURM_CONF.format(
+            base=self.base, controller=controller, n0=n0, n1=n1, proctrack=self.proctrack,
+            first=1000 + secrets.randbelow(1 << 20),  # several clusters share one tree of cgroups
+        )  # fmt: skip
+        page = blocks((ROOT / "docs/clusters.md").read_text())
+        (lines,) = (block for block in page if block.startswith("Prolog="))
+        (self.base / "slurm.conf").write_text(text + lines.replace("/etc/slurm/zarrfs", str(self.scripts)))
+        (self.base / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         (self.base / "state").mkdir()
-        (self.scripts / "zarrfs.conf").write_text(f"ZARRFS={PROGRAM}\nTIMEOUT=50\n")
 
     def _start_munged(self) -> None:
         directory = self.base / "munge"
@@ -192,6 +205,13 @@ class Cluster:
         )
         return {line.removesuffix(": none") for line in done.stdout.splitlines()}
 
+    def exit_code(self, job: str) -> str:
+        """Return the exit code of a job that has ended, as scontrol shows it."""
+        done = subprocess.run(
+            ["scontrol", "show", "job", job], env=self.environment, capture_output=True, text=True, check=True
+        )
+        return done.stdout.partition("ExitCode=")[2].split()[0]
+
     def mounts(self, node: str) -> list[str]:
         """Return the mount points of zarrfs on `node`."""
         with open(f"/proc/{self._pid(node)}/mountinfo") as file:
@@ -210,18 +230,18 @@ class Cluster:
         return Path(f"/proc/{self._pid(node)}/root{path}")
 
     def left(self) -> list[str]:
-        """Return the leftovers of jobs on all nodes: mounts, daemons, directories and records."""
+        """Return the leftovers of jobs on all nodes: mounts, daemons and directories."""
         found: list[str] = []
         for node in NODES:
             found += [f"{node}: {place}" for place in self.mounts(node)]
             found += [f"{node}: {pid} {command_of(pid)}" for pid in self.processes(node) if is_zarrfs(pid)]
-            for directory in ("/run/zarrfs-jobs", "/run/zarrfs/staged"):
-                with contextlib.suppress(FileNotFoundError):  # the last unmount removes it
-                    found += [f"{node}: {directory}/{name}" for name in os.listdir(self.inside(node, directory))]
+            # the epilog leaves an empty directory of mode 000 while its user has other processes
+            jobs = self.inside(node, "/run/zarrfs-jobs").glob("*")
+            found += [f"{node}: {job}" for job in jobs if job.stat().st_mode & 0o777 or os.listdir(job)]
         return found
 
     def wait_for_nothing_left(self) -> None:
-        """Wait until nothing of a job is left: a lazy unmount does not wait for its daemon to exit."""
+        """Wait until nothing of a job is left."""
         wait_for(lambda: not self.left(), "nothing of a job to be left", self.left)
 
     def log(self, node: str) -> str:
@@ -230,7 +250,7 @@ class Cluster:
 
 
 def is_zarrfs(pid: int) -> bool:
-    """Return whether a process is a command, a daemon or a mount holder of zarrfs."""
+    """Return whether a process is a command or a daemon of zarrfs."""
     return bool(re.search("bin/zarrfs |-m zarrfs ", command_of(pid)))
 
 
@@ -243,9 +263,9 @@ def command_of(pid: int) -> str:
 
 
 @contextlib.contextmanager
-def cluster() -> Iterator[Cluster]:
+def cluster(proctrack: str) -> Iterator[Cluster]:
     """Start a cluster; stop it at the end, also after a failure."""
-    made = Cluster()
+    made = Cluster(proctrack)
     try:
         yield made
     finally:

@@ -481,7 +481,7 @@ def test_a_refused_chunk_fails_checks_and_copies(faulty: Faulty, tmp_path: Path)
     checked = run("check", url)
     assert checked.returncode == 1
     assert "unreadable: 1: " in checked.stdout
-    assert run("stage", "--copy", url, str(tmp_path / "copy")).returncode != 0
+    assert run("copy", url, str(tmp_path / "copy")).returncode != 0
 
 
 def test_missing_keys_are_remembered(faulty: Faulty) -> None:

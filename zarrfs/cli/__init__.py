@@ -32,9 +32,6 @@ COMMANDS = {
     "diff": ("zarrfs.cli.diff", "List the changes that an upper directory makes to SOURCE."),
     "commit": ("zarrfs.cli.commit", "Write SOURCE with the changes of an upper directory to a new source."),
     "archive": ("zarrfs.cli.archive", "Create and extract file archives."),
-    "stage": ("zarrfs.cli.stage", "Mount, copy or link SOURCE for a job."),
-    "unstage": ("zarrfs.cli.unstage", "Remove what was staged, also by jobs that were killed."),
-    "stage-out": ("zarrfs.cli.stage_out", "Save the results of a job: as an archive, or copied to a URL."),
     "run": ("zarrfs.cli.run", "Run a command with SOURCE mounted for it."),
 }
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import platform
 import re
 import shlex
+import signal
 import ssl
 import stat
 import sys
@@ -22,6 +24,7 @@ from zarrfs.cli import common
 from zarrfs.config.options import Options, Parsed
 from zarrfs.config.redaction import redact_text
 from zarrfs.errors import MountError, ZarrfsError, message_line
+from zarrfs.system.processes import children
 
 EPILOG = """\b
 Examples:
@@ -77,11 +80,10 @@ def doctor(source: str | None, as_json: bool, timeout: float, parsed: Parsed) ->
     checks = (_versions, _device, _user, _fuse_conf, _mounts, _configuration, _cache, _log, _certificates, _packages)
     found = [one for check in checks for one in _run(check, parsed.options, _LIMIT, WARNING)]
     if source is not None:
-        from zarrfs.jobs import processes
-
         found += _run(lambda options: _source(source, options), parsed.options, timeout, PROBLEM, "source")
-        for child in processes.children():  # one that reads a document may still wait for a server
-            processes.kill(child)
+        for child in children():  # one that reads a document may still wait for a server
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
     failed = any(one.state == PROBLEM for one in found)
     if as_json:
         print(json.dumps({"ok": not failed, "findings": [one._asdict() for one in found]}))

@@ -21,7 +21,7 @@ from zarrfs.config.options import Parsed
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import MountError, UsageError, ZarrfsError, internal_error
 from zarrfs.system import mounts
-from zarrfs.system.processes import close_descriptors, shown
+from zarrfs.system.processes import children, close_descriptors, shown
 from zarrfs.system.signals import orderly_end
 
 EPILOG = """\b
@@ -171,23 +171,18 @@ def _wait(child: int) -> int:
                 if ended[0] == child:
                     code = os.waitstatus_to_exitcode(ended[1])
                     status = code if code >= 0 else 128 - code
-        children = _children()
-        if not children:
+        here = children()
+        if not here:
             return status
-        if child not in children and child in left:
-            common.say(f"the command has ended, and has left behind {', '.join(map(shown, children))}: waiting")
-        left = [child] if child in children else children
+        if child not in here and child in left:
+            common.say(f"the command has ended, and has left behind {', '.join(map(shown, here))}: waiting")
+        left = [child] if child in here else here
         got = signal.sigwaitinfo(_AWAITED)
         # forward only signals that a process has sent: a terminal sends its signals to the command as well
         if got.si_signo != signal.SIGCHLD and got.si_code <= 0:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, got.si_signo)
-
-
-def _children() -> list[int]:
-    with open(f"/proc/self/task/{os.getpid()}/children") as file:
-        return [int(pid) for pid in file.read().split()]
 
 
 def _remove(place: str) -> None:

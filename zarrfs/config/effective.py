@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 SYSTEM = "/etc/zarrfs/zarrfs.toml"
 PREFIX = "ZARRFS_"  # of environment variables
-_NO_OPTIONS = frozenset(  # variables that are no options: zarrfs and its scripts for schedulers set or read them
-    PREFIX + name for name in ("STATE_DIR", "MOUNT", "STAGE", "STAGED", "DATASETS", "FLUX_SHELL", "FLUX_DIR")
-)
+_NO_OPTIONS = frozenset((PREFIX + "MOUNT",))  # set by `zarrfs run`
 COMMAND_LINE = "the command line"
 
 

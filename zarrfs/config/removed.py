@@ -56,6 +56,9 @@ COMMANDS: Mapping[str, str] = {
     "index": "the first mount or command compiles a document; its index is in the cache of the user",
     "cache": "a cache directory may be removed at any time (rm -r), and keeps to cache_size= by itself",
     "warm": "mount with cache_dir= and read the keys once",
+    "stage": "use `zarrfs mount -o hold`, `zarrfs run`, or `zarrfs copy` for files on a disk",
+    "unstage": "use `zarrfs umount MNT` or `zarrfs umount --below DIR`, and rm -r for copies",
+    "stage-out": "copy the files of the upper directory, with rclone to a URL, or use `zarrfs commit`",
 }
 
 

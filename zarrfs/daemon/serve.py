@@ -187,9 +187,10 @@ async def _signals(
                     log.info("memory: %.0f MiB, without what was kept for use", process.resident() / (1 << 20))
                     for line in process.task_lines():
                         log.info("tasks: %s", line)
-                elif hold.held:
+                elif hold.held and operations.started.is_set():
                     log.warning("%s: is held: %s is ignored", mountpoint, signal.Signals(number).name)
                 else:
+                    hold.release()  # not announced yet: the command that has started this daemon is ending it
                     await _stop(mountpoint, refresher.device)
             except Exception:  # out of threads, for example: it must not end the mount
                 log.exception("%s has failed", signal.Signals(number).name)

@@ -1,7 +1,4 @@
-"""Processes: identity across boots and pid namespaces, liveness, and the setup of a forked child.
-
-Sources: random(4), proc(5), pid_namespaces(7).
-"""
+"""Processes: the boot, liveness, and the setup of a forked child. Sources: random(4), proc(5)."""
 
 from __future__ import annotations
 
@@ -25,11 +22,6 @@ def boot() -> str:
         return file.read().strip()
 
 
-def pid_namespace() -> str:
-    """Return the id of this process's pid namespace. It is unique while the namespace exists."""
-    return os.readlink("/proc/self/ns/pid")
-
-
 def is_running(pid: int) -> bool:
     """Return whether a process of this pid namespace is running. A zombie is not."""
     try:
@@ -37,6 +29,15 @@ def is_running(pid: int) -> bool:
             return file.read().rpartition(b") ")[2][:1] not in (b"Z", b"X")
     except (FileNotFoundError, ProcessLookupError):  # the latter if the process ends between open and read
         return False
+
+
+def children() -> list[int]:
+    """Return the child processes of this one, with zombies. Source: proc(5), /proc/PID/task/TID/children."""
+    found: list[int] = []
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as file:
+            found += map(int, file.read().split())
+    return found
 
 
 def shown(pid: int) -> str:

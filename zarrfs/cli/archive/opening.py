@@ -47,7 +47,7 @@ async def check_archive(store: Store, plan: Plan) -> None:
     """Raise SourceError for a source of another kind."""
     # {} is detected as a reference set, but may as well be an empty archive
     if plan.kind != "archive" and (plan.kind != "references" or await anext(store.list_dir(""), None) is not None):
-        raise SourceError(plan.source, "is not a file archive; `zarrfs stage --copy` copies other sources")
+        raise SourceError(plan.source, "is not a file archive; `zarrfs copy` copies other sources")
 
 
 @contextlib.contextmanager
