@@ -639,7 +639,7 @@ def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azure]:
 def either_client(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> str:
-    """Return the client that client=auto takes for buckets; for "fsspec", hide obstore from tests and programs."""
+    """Return the client that serves buckets; for "fsspec", hide obstore from tests and programs."""
     client = str(request.param)
     if client == "fsspec":
         directory = tmp_path_factory.mktemp("without")

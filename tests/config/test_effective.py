@@ -62,10 +62,10 @@ def refused(*items: str, source: str | None = None) -> str:
 # -- precedence
 
 Values = dict[str, Any]
-NAMES = ("retries", "host_requests", "client", "guard")
+NAMES = ("retries", "host_requests", "log_level", "guard")
 VALUES = {
     "retries": st.integers(0, 99), "host_requests": st.integers(1, 99), "guard": st.booleans(),
-    "client": st.sampled_from(["auto", "fsspec", "obstore"]),
+    "log_level": st.sampled_from(["debug", "info", "error"]),
 }  # fmt: skip
 SAID = st.fixed_dictionaries({}, optional=VALUES)
 STORAGE = st.dictionaries(st.sampled_from(["a", "b", "c"]), st.integers(0, 9), max_size=3)
@@ -102,7 +102,7 @@ def test_the_stronger_place_wins_option_by_option(
         sections = [("[options]", toml(all_)), ("[storage.s3]", toml(all_storage))]
         for at, said, storage in ("s3://bucket/climate/", near, near_storage), ("s3://bucket", wide, wide_storage):
             sections += [(f'[source."{at}"]', toml(said)), (f'[source."{at}".storage.s3]', toml(storage))]
-        sections.append(('[source."s3://bucket/clim"]', toml({"retries": 100, "client": "obstore"})))  # a partial name
+        sections.append(('[source."s3://bucket/clim"]', toml({"retries": 100})))  # a partial name
         files.append(write(place / name, "".join(f"{head}\n{text}" for head, text in sections)))
     expected: dict[str, Any] = {}
     storage: dict[str, int] = {}

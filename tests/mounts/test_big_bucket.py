@@ -426,8 +426,8 @@ def test_a_google_bucket_is_listed_in_pages(bucket: Bucket) -> None:
     assert len(bucket.pages) <= 20
 
 
-@pytest.mark.parametrize("client", ["auto", "fsspec"])
-def test_a_google_emulator_is_listed_completely(gcs: GCS, client: str) -> None:
+@pytest.mark.usefixtures("either_client")
+def test_a_google_emulator_is_listed_completely(gcs: GCS) -> None:
     """The emulator ignores the key after which obstore wants a page; its other interface is then used instead."""
     names = sorted(f"a{number // 100:02}/{number % 100}" for number in range(1200))
     for name in names:
@@ -441,7 +441,7 @@ def test_a_google_emulator_is_listed_completely(gcs: GCS, client: str) -> None:
             await store.info("a11/100")
         assert await store.is_flat()
 
-    using(gcs, check, client=client)
+    using(gcs, check)
 
 
 @pytest.mark.promise("S54")

@@ -21,15 +21,20 @@ from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.net.http import HttpSystem
 from zarrfs.net.obstores import available
 from zarrfs.net.responses import Entry, Fetched, System
-from zarrfs.net.storeoptions import bucket
+from zarrfs.net.storeoptions import Unserved, bucket
 from zarrfs.net.web import Hop, Response, Web
 from zarrfs.store.remotefiles import RemoteFiles
 
 VALUE = bytes(range(256)) * 40
 
 
-def with_system(options: list[str], url: str, function: Callable[[System, str], Any]) -> Any:
-    """Run `function` on the system that serves `url` and the path in it; return its result."""
+def with_system(
+    options: list[str], url: str, function: Callable[[System, str], Any], client: str = "obstore"
+) -> Any:  # fmt: skip
+    """Run `function` on the system that serves `url` and the path in it; return its result.
+
+    `client`: "obstore" if it is installed, "fsspec" if it is not.
+    """
 
     async def main() -> Any:
         files = RemoteFiles(parse(["retries=0", *options]).options)
@@ -38,11 +43,14 @@ def with_system(options: list[str], url: str, function: Callable[[System, str], 
         finally:
             await files.aclose()
 
-    return trio.run(main)
+    with pytest.MonkeyPatch.context() as patch:
+        if client == "fsspec":
+            patch.setitem(sys.modules, "obstore", None)
+        return trio.run(main)
 
 
-def fetch(options: list[str], url: str, start: int, stop: int) -> Fetched:
-    found = with_system(options, url, lambda system, path: system.fetch(path, start, stop))
+def fetch(options: list[str], url: str, start: int, stop: int, client: str = "obstore") -> Fetched:
+    found = with_system(options, url, lambda system, path: system.fetch(path, start, stop), client)
     assert isinstance(found, Fetched)
     return found._replace(data=bytes(found.data))
 
@@ -51,11 +59,11 @@ def told(family: str, options: dict[str, object]) -> list[str]:
     return [f"storage_options={json.dumps({family: options})}"]
 
 
-def names(options: list[str], url: str) -> tuple[str, str, str]:
+def names(options: list[str], url: str, client: str = "obstore") -> tuple[str, str, str]:
     async def of(system: System, path: str) -> tuple[str, str, str]:
         return system.host(path), system.identity(path), system.shown(path)
 
-    found: tuple[str, str, str] = with_system(options, url, of)
+    found: tuple[str, str, str] = with_system(options, url, of, client)
     return found
 
 
@@ -71,12 +79,12 @@ def on_s3(s3: S3) -> tuple[list[str], str]:
 
 def test_s3_is_the_same_with_either_client(on_s3: tuple[list[str], str]) -> None:
     options, url = on_s3
-    one, other = (fetch([*options, f"client={client}"], url, 100, 300) for client in ("fsspec", "obstore"))
+    one, other = (fetch(options, url, 100, 300, client) for client in ("fsspec", "obstore"))
     assert one == other
     assert other.data == VALUE[100:300]
     assert other.total == len(VALUE)
     assert other.tag
-    one_name, other_name = (names([*options, f"client={client}"], url) for client in ("fsspec", "obstore"))
+    one_name, other_name = (names(options, url, client) for client in ("fsspec", "obstore"))
     assert one_name == other_name
 
 
@@ -85,7 +93,7 @@ def test_values_of_a_deleted_bucket_are_errors_and_not_absent(s3: S3, client: st
     """A Zarr reader would use fill values for absent chunks."""
     s3.client.create_bucket(Bucket="going")
     s3.client.put_object(Bucket="going", Key="store/a", Body=VALUE)
-    options = [*told("s3", s3.options), f"client={client}"]
+    options = told("s3", s3.options)
 
     async def check(system: System, path: str) -> None:
         async def fetch() -> object:
@@ -104,7 +112,7 @@ def test_values_of_a_deleted_bucket_are_errors_and_not_absent(s3: S3, client: st
         s3.client.delete_bucket(Bucket="going")
         await check_errors(questions)
 
-    with_system(options, "s3://going/store/a", check)
+    with_system(options, "s3://going/store/a", check, client)
 
 
 async def check_errors(questions: list[Callable[[], Any]]) -> None:
@@ -129,9 +137,8 @@ def test_values_of_a_missing_bucket_of_google_and_azure_are_errors(gcs: GCS, azu
         ("abfs", "abfs", azure.options["key"], azure.private),
         ("abfs", "abfs", azure.options["sas"], azure.private),
     ]:
-        arguments = [*told(family, options), "client=fsspec"]
-        with_system(arguments, f"{scheme}://nowhere/store/a", check)
-        with_system(arguments, f"{scheme}://{there}/nothing/a", check_key)
+        with_system(told(family, options), f"{scheme}://nowhere/store/a", check, "fsspec")
+        with_system(told(family, options), f"{scheme}://{there}/nothing/a", check_key, "fsspec")
 
 
 @pytest.mark.parametrize("headers", [{"Content-Type": "application/xml"}, {"x-amz-request-id": "1"}])
@@ -171,7 +178,7 @@ def test_sizes_and_listings_of_s3_are_the_same(on_s3: tuple[list[str], str]) -> 
         above = path.rpartition("/")[0]
         return await system.stat(path), await system.stat(above), await system.listing(above)
 
-    one, other = (with_system([*options, f"client={client}"], url, look) for client in ("fsspec", "obstore"))
+    one, other = (with_system(options, url, look, client) for client in ("fsspec", "obstore"))
     assert one == other
     assert other[0].size == len(VALUE)
     assert other[1].directory
@@ -181,9 +188,9 @@ def test_sizes_and_listings_of_s3_are_the_same(on_s3: tuple[list[str], str]) -> 
 def test_absent_keys_and_ranges_beyond_the_end_on_s3(client: str, on_s3: tuple[list[str], str]) -> None:
     options, url = on_s3
     with pytest.raises(TargetMissing):
-        fetch([*options, f"client={client}"], url + "x", 0, 10)
+        fetch(options, url + "x", 0, 10, client)
     if client == "obstore":
-        beyond = fetch([*options, "client=obstore"], url, len(VALUE) + 5, len(VALUE) + 9)
+        beyond = fetch(options, url, len(VALUE) + 5, len(VALUE) + 9)
         assert (beyond.data, beyond.total) == (b"", len(VALUE))
 
 
@@ -199,15 +206,15 @@ def test_a_403_raised_by_fsspec_s_clients_keeps_its_status(
 ) -> None:
     """It must not look like a network failure, and -o missing_status=403 needs the status."""
     [(family, given)] = options.items()
-    client = [*told(family, {**given, "endpoint_url": faulty.url}), "client=fsspec"]
+    storage = told(family, {**given, "endpoint_url": faulty.url})
     faulty.put(path, VALUE, forever=403)
     faulty.head(path, forever=403)
     with pytest.raises(AccessDenied) as caught:
-        fetch(client, url, 0, 10)
+        fetch(storage, url, 0, 10, "fsspec")
     assert caught.value.status == 403
     if family == "s3":
         with pytest.raises(AccessDenied) as caught:
-            with_system(client, url, lambda system, at: system.stat(at))
+            with_system(storage, url, lambda system, at: system.stat(at), "fsspec")
         assert caught.value.status == 403
 
 
@@ -216,20 +223,16 @@ def test_s3_is_read_by_obstore_if_all_options_are_known(on_s3: tuple[list[str], 
 
 
 def test_s3_is_read_by_fsspec_if_obstore_lacks_an_option(on_s3: tuple[list[str], str]) -> None:
-    odd = [*on_s3[0], "s3.s3_additional_kwargs={\"x\": 1}"]
-    with pytest.raises(ReadError, match=r"obstore cannot serve it: option s3\.s3_additional_kwargs"):
-        fetch([*odd, "client=obstore"], on_s3[1], 0, 10)
-    assert "obstore" not in str(fetch([*on_s3[0], "s3.version_aware=true"], on_s3[1], 0, 10))
+    assert "s3fs" in loaded([*on_s3[0], "s3.version_aware=true"], on_s3[1])
 
 
 def test_obstore_uses_environment_keys(s3: S3, on_s3: tuple[list[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
-    assert fetch(["client=obstore"], on_s3[1], 0, 10).data == VALUE[:10]
+    assert loaded([], on_s3[1]) == {"obstore"}
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")  # only obstore reads it
-    with pytest.raises(ReadError, match="AWS_SKIP_SIGNATURE is set"):
-        fetch(["client=obstore"], on_s3[1], 0, 10)
+    assert "s3fs" in loaded([], on_s3[1])
 
 
 def test_obstore_uses_the_credentials_file(
@@ -239,12 +242,12 @@ def test_obstore_uses_the_credentials_file(
     file.write_text("[other]\naws_access_key_id = a\naws_secret_access_key = b\n")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
     options = told("s3", {"endpoint_url": s3.endpoint, "profile": "other"})
-    assert fetch([*options, "client=obstore"], on_s3[1], 0, 10).data == VALUE[:10]
+    assert loaded(options, on_s3[1]) == {"obstore"}
     file.write_text(file.read_text() + "endpoint_url = http://127.0.0.1:1\n")
-    with pytest.raises(ReadError, match="profile other has endpoint_url"):
-        fetch([*options, "client=obstore"], on_s3[1], 0, 10)
-    with pytest.raises(ReadError, match="no keys are written down"):
-        fetch([*told("s3", {"endpoint_url": s3.endpoint}), "client=obstore"], on_s3[1], 0, 10)
+    with pytest.raises(Unserved, match="profile other has endpoint_url"):
+        bucket("s3", {"endpoint_url": s3.endpoint, "profile": "other"}, s3.bucket)
+    with pytest.raises(Unserved, match="no keys are written down"):
+        bucket("s3", {"endpoint_url": s3.endpoint}, s3.bucket)
 
 
 def test_the_profile_is_the_one_that_botocore_chooses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -298,7 +301,7 @@ def test_a_value_whose_signed_url_is_denied_is_read_by_obstore(s3: S3, on_s3: tu
     assert found.data == VALUE[100:300]
 
 
-@pytest.mark.parametrize("client", ["fsspec", "obstore", "auto"])
+@pytest.mark.parametrize("client", ["fsspec", "obstore"])
 def test_signatures_are_right(s3: S3, signed_s3: SignedS3, client: str) -> None:
     """Signatures of URLs and of requests, also for special characters; a wrong secret is an error that says so."""
     for name in ("plain", "a key%20+ä"):
@@ -310,12 +313,12 @@ def test_signatures_are_right(s3: S3, signed_s3: SignedS3, client: str) -> None:
         return data, (await system.stat(f"{path}/plain")).size, [name for name, _ in page.entries]
 
     signed_s3.denied.clear()
-    options, url = [*told("s3", signed_s3.options), f"client={client}"], f"s3://{s3.bucket}/signed"
-    assert with_system(options, url, look) == ({VALUE[100:300]}, len(VALUE), ["a key%20+ä", "plain"])
+    options, url = told("s3", signed_s3.options), f"s3://{s3.bucket}/signed"
+    assert with_system(options, url, look, client) == ({VALUE[100:300]}, len(VALUE), ["a key%20+ä", "plain"])
     assert signed_s3.denied == []
-    wrong = [*told("s3", {**signed_s3.options, "secret": "wrong"}), f"client={client}"]
+    wrong = told("s3", {**signed_s3.options, "secret": "wrong"})
     with pytest.raises(AccessDenied, match=r"^s3://tests/signed/plain: [^\n]*(403|not match)[^\n<]*$"):
-        fetch(wrong, f"{url}/plain", 0, 10)
+        fetch(wrong, f"{url}/plain", 0, 10, client)
     assert 1 <= len(signed_s3.denied) <= 3
 
 
@@ -325,12 +328,12 @@ def test_signatures_are_right(s3: S3, signed_s3: SignedS3, client: str) -> None:
 def test_gcs_is_the_same_with_either_client(gcs: GCS) -> None:
     gcs.put("clients%2Fk", VALUE)
     options, url = told("gcs", gcs.options), f"gs://{gcs.bucket}/clients/k"
-    one, other = (fetch([*options, f"client={client}"], url, 100, 300) for client in ("fsspec", "obstore"))
+    one, other = (fetch(options, url, 100, 300, client) for client in ("fsspec", "obstore"))
     assert one.data == other.data == VALUE[100:300]
     assert other.total == len(VALUE)
-    assert names([*options, "client=fsspec"], url) == names([*options, "client=obstore"], url)
+    assert names(options, url, "fsspec") == names(options, url)
     # stat() and listings give the tag that fetch() gives, or none
-    found: Entry = with_system([*options, "client=obstore"], url, lambda system, path: system.stat(path))
+    found: Entry = with_system(options, url, lambda system, path: system.stat(path))
     assert (found.size, found.tag) == (len(VALUE), other.tag)
     listing = with_system(options, url, lambda system, path: system.listing(path.rpartition("/")[0]))
     assert [(entry.name, entry.size, entry.tag) for entry in listing] == [("k", len(VALUE), None)]
@@ -357,8 +360,7 @@ def test_azure_is_the_same_with_either_client(azure: Azure, who: str, container:
         return data, sizes, entries[0].tag, system.identity(path), system.host(path)
 
     one, other = (
-        with_system([*options, f"client={client}"], f"az://{container}/clients/d", look)
-        for client in ("fsspec", "obstore")
+        with_system(options, f"az://{container}/clients/d", look, client) for client in ("fsspec", "obstore")
     )
     assert one == other
     assert one[0] == [VALUE[100:300]] * 2
@@ -378,8 +380,7 @@ def test_a_blob_that_marks_a_directory_on_azure_is_a_directory(azure: Azure, cli
         listed = await system.listing(path) or ()
         return [(entry.directory, entry.size) for entry in found], {(entry.name, entry.directory) for entry in listed}
 
-    options = [*told("abfs", azure.options["key"]), f"client={client}"]
-    found, listed = with_system(options, "az://private/marked", look)
+    found, listed = with_system(told("abfs", azure.options["key"]), "az://private/marked", look, client)
     assert found == [(True, None), (False, 2), (False, 0)]
     assert listed == {("group", True)}
 
@@ -387,9 +388,8 @@ def test_a_blob_that_marks_a_directory_on_azure_is_a_directory(azure: Azure, cli
 @pytest.mark.parametrize("client", ["fsspec", "obstore"])
 def test_an_anonymous_read_of_a_private_azure_container_is_denied(azure: Azure, client: str) -> None:
     azure.put("private", "clients/k", VALUE)
-    options = [*told("abfs", azure.options["anonymous"]), f"client={client}"]
     with pytest.raises(AccessDenied, match=r"^az://private/clients/k: HTTP status 403 [^<]{9,200}$"):
-        fetch(options, "az://private/clients/k", 0, 10)
+        fetch(told("abfs", azure.options["anonymous"]), "az://private/clients/k", 0, 10, client)
 
 
 # -- SFTP
@@ -434,19 +434,11 @@ def loaded(options: list[str], url: str) -> set[str]:
 
 
 def test_http_imports_no_client_library(faulty: Faulty) -> None:
-    for options in ([], ["client=obstore"], ["client=fsspec"], ['http.headers={"A": "b"}']):
+    for options in ([], ['http.headers={"A": "b"}']):
         assert loaded(options, faulty.put("/v?q", VALUE)) == set()
 
 
 # -- HTTP
-
-
-def test_client_obstore_without_the_package_is_an_error(monkeypatch: pytest.MonkeyPatch, faulty: Faulty) -> None:
-    monkeypatch.setitem(sys.modules, "obstore", None)
-    url = faulty.put("/v", VALUE)
-    with pytest.raises(ReadError, match=r"needs the package obstore.*: pip install 'zarrfs\[fast\]'"):
-        fetch(["client=obstore"], url, 0, 10)
-    assert fetch([], url, 0, 10).data == VALUE[:10]
 
 
 def test_a_body_that_is_too_long_is_cut_to_the_range(faulty: Faulty) -> None:

@@ -264,24 +264,24 @@ def answer(listener: socket.socket, said: bytes) -> None:
     client.close()
 
 
-@pytest.mark.parametrize("client", ["auto", "fsspec"])
+@pytest.mark.usefixtures("either_client")
 def test_buckets_of_google_are_read_through_the_proxy_of_the_environment(
-    client: str, gcs: GCS, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    gcs: GCS, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gcs.put("through-a-proxy", VALUE)
     monkeypatch.setenv("http_proxy", proxy.url)
-    options = [f"client={client}", "gs.token=anon", f"gs.endpoint_url={gcs.endpoint}"]
+    options = ["gs.token=anon", f"gs.endpoint_url={gcs.endpoint}"]
     assert read(f"gs://{gcs.bucket}/through-a-proxy", *options) == VALUE[100:600]
     assert proxy.requests()
 
 
+@pytest.mark.usefixtures("either_client")
 def test_reading_buckets_through_socks_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clients of buckets would bypass the proxy, or fail without naming the cause."""
     monkeypatch.setenv("HTTPS_PROXY", "socks5h://joe:hu#sh@h:1080")
     for url in ("s3://bucket/v", "gs://bucket/v", "az://bucket@account/v"):
-        for client in ("auto", "fsspec"):
-            with pytest.raises(ReadError, match=r"/v: \$HTTPS_PROXY=socks5h://h:1080: buckets are read through http:"):
-                read(url, f"client={client}", "s3.anon=true", "gs.token=anon", "az.account_name=account")
+        with pytest.raises(ReadError, match=r"/v: \$HTTPS_PROXY=socks5h://h:1080: buckets are read through http:"):
+            read(url, "s3.anon=true", "gs.token=anon", "az.account_name=account")
     port = free_port()
     for more in ("NO_PROXY=127.0.0.1", "HTTPS_PROXY="):
         with monkeypatch.context() as patch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import threading
 import time
 import zipfile
@@ -334,16 +335,15 @@ def test_no_key_of_the_environment_goes_to_azure_anonymously(
     monkeypatch.setenv("AZURE_STORAGE_CLIENT_SECRET", "hush")
     monkeypatch.setenv("AZURE_STORAGE_TENANT_ID", "tenant")
     monkeypatch.setenv(f"AZURE_STORAGE_{variable}", value)
-    service = azure_service(url, origin, "client=fsspec", *items)
+    service = azure_service(url, origin, *items)
     assert (service.credential, service.url) == (None, f"https://{host}.blob.core.windows.net/")
 
 
 def test_the_user_s_own_keys_go_to_azure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "mine")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "aHVzaA==")
-    assert azure_service("az://c/x", "", "client=fsspec").credential.account_name == "mine"
-    options = ["client=fsspec", "allow=credentials"]
-    assert azure_service("az://c/x", REMOTE, *options).credential.account_name == "mine"
+    assert azure_service("az://c/x", "").credential.account_name == "mine"
+    assert azure_service("az://c/x", REMOTE, "allow=credentials").credential.account_name == "mine"
 
 
 def test_an_anonymous_read_of_azure_needs_an_account(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,7 +351,7 @@ def test_an_anonymous_read_of_azure_needs_an_account(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "UseDevelopmentStorage=true")
     for url in ("az://c/x", "abfs://c@theirs;BlobEndpoint=other.dfs.core.windows.net/x"):
         with pytest.raises(ReadError, match=r"no account of Azure is named \(-o abfs.account_name=\)"):
-            azure_service(url, REMOTE, "client=fsspec")
+            azure_service(url, REMOTE)
 
 
 def azure_service(url: str, origin: str, *items: str) -> Any:
@@ -367,7 +367,9 @@ def azure_service(url: str, origin: str, *items: str) -> Any:
         finally:
             await files.aclose()
 
-    return trio.run(main)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "obstore", None)
+        return trio.run(main)
 
 
 def test_a_refused_anonymous_read_says_which_option_allows_credentials(asked: Recorder) -> None:

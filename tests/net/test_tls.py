@@ -16,7 +16,6 @@ import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -26,7 +25,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.conftest import PROGRAM
-from tests.servers import free_port
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
 from zarrfs.net import tls
@@ -162,28 +160,27 @@ def test_a_private_authority_named_by_the_environment_is_trusted(
     assert (done.returncode, done.stdout, done.stderr) == (0, VALUE[100:5100], b"")
 
 
+@pytest.mark.usefixtures("either_client")
 @pytest.mark.parametrize(
-    ("variable", "options", "refused"),
+    ("variable", "endpoint", "refused"),
     [
-        ("SSL_CERT_FILE", {}, True),
-        ("SSL_CERT_DIR", {}, True),
-        ("REQUESTS_CA_BUNDLE", {}, False),  # for other clients
-        ("AWS_CA_BUNDLE", {"client": "fsspec"}, True),
-        ("AWS_CA_BUNDLE", {"client": "obstore"}, True),
-        ("SSL_CERT_DIR", {"client": "auto"}, True),
-        ("AWS_CA_BUNDLE", {"client": "auto", "storage": {"s3": {"endpoint_url": "http://127.0.0.1:9"}}}, False),
+        ("SSL_CERT_FILE", "", True),
+        ("SSL_CERT_DIR", "", True),
+        ("REQUESTS_CA_BUNDLE", "", False),  # for other clients
+        ("AWS_CA_BUNDLE", "https://127.0.0.1:9", True),
+        ("SSL_CERT_DIR", "https://127.0.0.1:9", True),
+        ("AWS_CA_BUNDLE", "http://127.0.0.1:9", False),
     ],
 )
 def test_a_variable_that_names_no_certificates_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, server: Server, variable: str, options: dict[str, Any], refused: bool
+    monkeypatch: pytest.MonkeyPatch, server: Server, variable: str, endpoint: str, refused: bool
 ) -> None:
     """The variable is no error where its certificates are not needed, as without TLS."""
     monkeypatch.setenv(variable, "/nope/ca.pem")
     monkeypatch.setattr(tls, "_plain_contexts", {})
-    url = "s3://b/x" if "client" in options else f"{server()}/x"
-    storage = {"s3": {"anon": True, "endpoint_url": f"https://127.0.0.1:{free_port()}"}}
-
-    given = Options(**{"retries": 0, "wait_for_outages": "none", "storage": storage, **options})
+    url = "s3://b/x" if endpoint else f"{server()}/x"
+    storage = {"s3": {"anon": True, "endpoint_url": endpoint}}
+    given = Options(retries=0, wait_for_outages="none", storage=storage)
 
     async def read() -> None:
         async with contextlib.aclosing(RemoteFiles(given)) as files:

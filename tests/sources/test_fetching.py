@@ -132,7 +132,7 @@ def test_a_document_larger_than_the_memory_limit_is_read(nginx: Nginx) -> None:
 
 def test_a_found_index_is_not_looked_up_again(faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The index may be pruned meanwhile, and without the bytes of the document it could not be compiled again."""
-    options = Options(index_dir=str(tmp_path), retries=0, client="fsspec")
+    options = Options(index_dir=str(tmp_path), retries=0)
     url = faulty.put("/pruned.json", b'{"a": "first"}')
     first = prepare.prepare(url, options)
     answers = iter([prepare.IndexCache.find])

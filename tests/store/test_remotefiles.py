@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import zipfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -482,11 +483,14 @@ def test_a_failure_of_an_s3_server_does_not_mean_that_a_key_is_absent(s3: S3, fa
 
 
 @pytest.mark.parametrize(("status", "gets"), [(451, 1), (500, 3)])
-def test_a_status_that_s3fs_has_no_error_for_is_no_outage(s3: S3, faulty: Faulty, status: int, gets: int) -> None:
+def test_a_status_that_s3fs_has_no_error_for_is_no_outage(
+    s3: S3, faulty: Faulty, status: int, gets: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The bucket has answered before, so in an outage requests would be retried until read_timeout=."""
+    monkeypatch.setitem(sys.modules, "obstore", None)
     faulty.put("/tests/good", VALUE)
     faulty.put("/tests/v", VALUE, forever=status)
-    options = dataclasses.replace(s3_options(s3, endpoint_url=faulty.url), client="fsspec", retries=2)
+    options = dataclasses.replace(s3_options(s3, endpoint_url=faulty.url), retries=2)
 
     async def one(files: RemoteFiles) -> None:
         await files.read("s3://tests/good", 0, 10, 0, 10)

@@ -58,7 +58,8 @@ def test_the_size_is_found_without_range_support_and_for_an_empty_value(faulty: 
         using(check)
 
 
-@pytest.mark.parametrize("kind", ["nginx", "s3", "fsspec", "untold"])
+@pytest.mark.usefixtures("either_client")
+@pytest.mark.parametrize("kind", ["nginx", "s3", "untold"])
 def test_the_error_of_a_short_target_has_its_size_and_the_requested_range(
     nginx: Nginx, faulty: Faulty, s3: S3, kind: str
 ) -> None:
@@ -68,7 +69,7 @@ def test_the_error_of_a_short_target_has_its_size_and_the_requested_range(
     urls = {"nginx": f"{nginx.plain.url}/short", "untold": faulty.put("/short", VALUE, 416)}
     url = urls.get(kind, f"s3://{s3.bucket}/short")
     storage = {"s3": s3.options}
-    options = dataclasses.replace(OPTIONS, storage=storage, client="fsspec" if kind == "fsspec" else "auto")
+    options = dataclasses.replace(OPTIONS, storage=storage)
     reads = [(20_000, 50), (9000, 5000), (10_000, 7), (1 << 20, 9 * PART)]
 
     async def check(files: RemoteFiles) -> None:

@@ -236,11 +236,6 @@ class Options:
         "403 to clients without the right to list. For targets of reference sets each of them is an error.",
         many=True,
     )
-    client: str = _option(
-        "fetch", "Network", "auto", words("auto", "fsspec", "obstore"), "WHICH",
-        "Access S3, GCS and Azure with obstore or fsspec's own clients. auto takes obstore if it is installed and "
-        "supports the options given.",
-    )
     # -- Ownership and permissions
     allow_other: bool = _option(
         "mount", "Ownership and permissions", False, flag, "",

@@ -13,6 +13,7 @@ OPTIONS: Mapping[str, str] = {
     "compat": "a file of an archive whose size is larger than its data cannot be read",
     "log_format": "lines of the log are text; the journal has the facts of a failure as fields",
     "metrics": "`zarrfs stats --prometheus` prints all mounts, for the textfile collector",
+    "client": "obstore serves a bucket if it is installed (zarrfs[fast]) and supports the options given, else fsspec",
     "cache_validity": "a server is asked after an hour whether a file has changed, or by `zarrfs refresh --force`",
     "host_bytes": "set host_requests= to bound what one server sends",
     "stale": "reading a target that has changed fails; `zarrfs refresh`, or another mount, shows its new content",

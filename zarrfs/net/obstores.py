@@ -97,7 +97,6 @@ class FastStore(System):
         self._protocol, self._storage = protocol, storage
         self._family = names(protocol)[0]
         self._endpoint = identity.endpoint(self._family, storage)
-        self._timeout, self._only = options.request_timeout, options.client == "obstore"
         self._fallback = fallback
         self._places: dict[str, _Place] = {}
         self._loop = OnLoop(options.request_timeout, hint)
@@ -119,10 +118,8 @@ class FastStore(System):
         try:
             place, key = self._found(path)
             return await self._try(place, path, key, start, stop)
-        except Unserved as exc:
-            if self._only:
-                raise ReadError(self.shown(path), f"obstore cannot serve it: {exc} (client=auto)") from None
-        return await (await self._fallback()).fetch(path, start, stop)
+        except Unserved:
+            return await (await self._fallback()).fetch(path, start, stop)
 
     async def _try(self, place: _Place, path: str, key: str, start: int, stop: int) -> Fetched:
         try:
@@ -133,18 +130,16 @@ class FastStore(System):
             refusal: Exception = exc
         except ReadError as exc:
             # a server may deny one client what it grants to another
-            if place.proven or self._only or isinstance(exc, TargetMissing):
+            if place.proven or isinstance(exc, TargetMissing):
                 raise
             refusal = exc
         except Unconnected as exc:
-            if place.proven or self._only:
+            if place.proven:
                 raise
             refusal = exc  # each client checks names, addresses and certificates by itself
         else:
             place.proven = True
             return found
-        if self._only:
-            raise Unserved(getattr(refusal, "reason", str(refusal)))
         found = await (await self._fallback()).fetch(path, start, stop)
         place.refusals += 1
         if not place.store or place.refusals >= (_REFUSALS if place.proven else 1):

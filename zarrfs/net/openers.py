@@ -61,15 +61,11 @@ class Openers:
         self._systems: dict[object, System] = {}
         self._making: SingleFlight[object] = SingleFlight()
         self._threads: dict[object, trio.CapacityLimiter] = {}
-        if options.client == "obstore" and not self._fast:
-            rule = "needs the package obstore, 0.12 or newer: pip install 'zarrfs[fast]'"
-            raise ReadError("client=obstore", rule)
         check_web_options(options)
 
     @functools.cached_property
     def _fast(self) -> bool:
-        """Return whether obstore may serve buckets."""
-        return self._options.client != "fsspec" and obstores.available()
+        return obstores.available()
 
     async def get_ready(self, url: str) -> None:
         """Make the system of `url`, and import and start what its first request needs. Raise the errors of find()."""
@@ -104,8 +100,6 @@ class Openers:
         path = obstores.store_path(protocol, url) if self._fast and family in urls.BUCKETS else None
         if path is not None:
             return self._fast_store(protocol, family, url), path
-        if self._options.client == "obstore" and family in urls.BUCKETS:
-            raise ReadError(without_secrets(url), "obstore cannot serve it: a name of its own kind (client=auto)")
         if family == "ftp":  # fsspec's client takes errors for absent files, and replies to other requests for its own
             raise ReadError(without_secrets(url), "FTP is not supported: use HTTP or SFTP, or a mount of rclone")
         return await self._with_fsspec(url, protocol, family)

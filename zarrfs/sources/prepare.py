@@ -26,7 +26,7 @@ from typing import Any
 from zarrfs.archives.source_kinds import FLUX, helper_fault, is_flux
 from zarrfs.config.options import TABLE, Options
 from zarrfs.config.redaction import without_secrets
-from zarrfs.config.urls import parent, protocols
+from zarrfs.config.urls import parent
 from zarrfs.documents.compilation import Compilation, ReadingProgress
 from zarrfs.documents.compressed import is_zip
 from zarrfs.documents.data_files import why_no_source
@@ -302,8 +302,6 @@ def answer(request: bytes) -> bytes:
 def _answer_one(source: str, options: Options, plans: list[Plan], content: bytes) -> dict[str, Any]:
     """Add the plan of a source to `plans` and return {}; if that fails, return the answer with the error."""
     try:
-        if not {"http", "https"}.isdisjoint(protocols(source)):
-            options = dataclasses.replace(options, client="fsspec")  # _with_private() depends on fsspec's sockets
         plans.append(_with_private(prepare(source, options, content)))
     except UsageError as exc:
         return {"usage": str(exc)}
