@@ -89,7 +89,7 @@ def nodes_of(source: Path, **options: Any) -> dict[str, Node]:
     """Open a source that holds an archive and return all its nodes; the root has the key ""."""
 
     async def main() -> dict[str, Node]:
-        store = open_source(str(source), Options(cache="none", **options))
+        store = open_source(str(source), Options(**options))
         try:
             return await _nodes(store)
         finally:

@@ -154,9 +154,9 @@ def test_the_cache_directory_is_a_source_of_blobs(tmp_path: Path) -> None:
         assert reader.stats()["blobs_fetched"] == {}
 
     run(f"memory:/{tmp_path}/empty", body, **options)
-    assert run(f"memory:/{tmp_path}/empty", lambda reader: whole(reader), cache="on", **options) == DATA
+    assert run(f"memory:/{tmp_path}/empty", lambda reader: whole(reader), **options) == DATA
     with pytest.raises(ReadError):
-        run(f"memory:/{tmp_path}/empty", whole, cache="none", **options)
+        run(f"memory:/{tmp_path}/empty", whole)
 
 
 def test_a_damaged_blob_in_the_cache_is_fetched_again(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_damaged_blob_in_the_cache_is_fetched_again(tmp_path: Path) -> None:
 def test_the_disk_cache_stays_within_cache_size(tmp_path: Path) -> None:
     blobs = pieces(40, MIB)
     limit = 16 * MIB
-    place = cached(tmp_path, *blobs, cache_size=limit, cache_min_free=0)
+    place = cached(tmp_path, *blobs, cache_size=limit)
     taken = subprocess.run(["du", "-s", "-B1", str(place.parent)], capture_output=True, check=True).stdout
     assert int(taken.split()[0]) <= limit
     assert 5 <= len(names(place)) <= 15
@@ -180,7 +180,7 @@ def test_the_disk_cache_stays_within_cache_size(tmp_path: Path) -> None:
 
 def test_the_least_recently_used_blob_is_evicted_first(tmp_path: Path) -> None:
     blobs = pieces(30, MIB)
-    place = cached(tmp_path, *blobs[:10], cache_size=16 * MIB, cache_min_free=0)
+    place = cached(tmp_path, *blobs[:10], cache_size=16 * MIB)
     for at, data in enumerate(blobs[:10]):
         os.utime(place / blobref(data), (1000 + at, 1000 + at))
     remote(tmp_path / "empty", [])
@@ -190,15 +190,9 @@ def test_the_least_recently_used_blob_is_evicted_first(tmp_path: Path) -> None:
         assert await trio.to_thread.run_sync(reader.whole, url_of(blobs[2])) == blobs[2]
 
     run(f"memory:/{tmp_path}/empty", extracted, cache_dir=str(place.parent))
-    cached(tmp_path, *blobs[10:16], cache_size=16 * MIB, cache_min_free=0)
+    cached(tmp_path, *blobs[10:16], cache_size=16 * MIB)
     assert {blobref(blobs[0]), blobref(blobs[2])} <= names(place)
     assert blobref(blobs[1]) not in names(place)
-
-
-def test_a_disk_short_of_cache_min_free_caches_no_blobs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    place = cached(tmp_path, DATA, cache_min_free=1 << 60)
-    assert not place.exists() or not names(place)
-    assert any("cache_min_free" in text for text in caplog.messages)
 
 
 def test_a_foreign_directory_named_blobs_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

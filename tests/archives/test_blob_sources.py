@@ -245,7 +245,7 @@ def test_one_helper_loads_all_blobs(flux: FakeFlux, a_round: int, monkeypatch: p
             await reader.size(blobref(b"none"))
         assert reader.stats()["blobs_fetched"] == {"flux": 62}
 
-    run("flux:", body, host_requests=40, request_timeout=60)
+    run("flux:", body, host_requests=40, read_timeout=300)
     (helper,) = helpers(flux)
     assert not is_running(helper)
 
@@ -309,7 +309,7 @@ def test_errors_of_flux_are_reported(flux: FakeFlux, tmp_path: Path, monkeypatch
     (flux.root / "content" / REF).write_bytes(DATA[1:])
     fails("flux:", OutOfRange, f"a blob of {len(DATA) - 1} bytes")
     flux.delay(600)
-    fails("flux:", ReadError, "flux:sha1.*: content.load: no answer within 0.2 s", request_timeout=0.2)
+    fails("flux:", ReadError, "flux:sha1.*: content.load: no answer within 0.2 s", read_timeout=1)
     flux.delay(0)
     flux.stop()
     put(tmp_path, DATA)

@@ -90,7 +90,7 @@ def test_sources_that_flux_cannot_give(flux: FakeFlux, monkeypatch: pytest.Monke
     assert plan_source("flux:refs", Options()).kind == "archive"  # it is never taken for a reference set
     refused("flux:main", "document_limit", document_limit=100)
     flux.delay(600)
-    refused("flux:main", "flux kvs get archive.main: no answer within 0.2 s", request_timeout=0.2)
+    refused("flux:main", "flux kvs get archive.main: no answer within 0.2 s", read_timeout=1)
     flux.delay(0)
     flux.stop()
     refused("flux:main", "Unable to connect to Flux")

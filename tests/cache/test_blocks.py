@@ -175,12 +175,6 @@ def test_small_values_of_a_new_version_are_not_kept_as_the_old_one(
         read(url, options, 0, 100_000, size=100)
 
 
-def test_cache_none_writes_no_blocks(faulty: Faulty, tmp_path: Path) -> None:
-    url = faulty.put("/v", VALUE)
-    read(url, Options(cache_dir=str(tmp_path), cache="none"), 0)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_disk_that_fails_is_no_cache_and_no_error(faulty: Faulty, tmp_path: Path) -> None:
     url = faulty.put("/v", VALUE)
     (tmp_path / "file").write_text("not a directory")

@@ -288,29 +288,6 @@ def test_a_disk_smaller_than_the_cache(tmp_path: Path, caplog: pytest.LogCapture
 
 
 @needs_root
-def test_cache_min_free_stays_free(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with small_disk(tmp_path / "small", 64 * MIB) as place:
-        least = 40 * MIB
-        cache = DiskCache(str(place / "c"), 1 << 30, least)
-        for number in range(100):
-            write(cache, T, number * MIB, (number + 1) * MIB - 5)
-            assert free(place) >= least
-        assert found(cache, T, 99 * MIB, 100 * MIB - 5)  # old blocks were evicted for the new ones
-        assert cache.stats()["dropped"] == 0
-        (place / "other").write_bytes(bytes(30 * MIB))
-        assert free(place) < least
-        write(cache, T, 0, MIB)
-        assert rows(place / "c") == []
-        assert len(warnings(caplog)) == 1
-        assert "cache_min_free" in warnings(caplog)[0]
-        (place / "other").unlink()
-        cache._until = 0
-        write(cache, T, 0, MIB)
-        assert found(cache, T, 0, MIB)
-        cache.close()
-
-
-@needs_root
 def test_a_disk_that_becomes_read_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with small_disk(tmp_path / "small", 64 * MIB) as place:
         first = DiskCache(str(place / "c"), 1 << 30, 0)

@@ -229,9 +229,9 @@ def test_a_relative_source_or_base_resolves_beside_the_file(user: Path, source: 
 
 
 def test_sections_of_the_first_source_win(user: Path) -> None:
-    write(user, '[source."/a"]\nretries = 1\nread_timeout = 1\n[source."/b"]\nretries = 2\nrequest_timeout = 2\n')
+    write(user, '[source."/a"]\nretries = 1\nread_timeout = 1\n[source."/b"]\nretries = 2\nmetadata_ttl = 2\n')
     found = settings([], ["/a/x", "/b/x"]).parsed.options
-    assert (found.retries, found.read_timeout, found.request_timeout) == (1, 1, 2)
+    assert (found.retries, found.read_timeout, found.metadata_ttl) == (1, 1, 2)
 
 
 # -- values
@@ -240,11 +240,11 @@ def test_sections_of_the_first_source_win(user: Path) -> None:
 def test_values_of_toml_are_read(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/joe")
     write(
-        user, 'options = {guard = true, retries = 9, request-timeout = 2.5, umask = "0022", cache_size = "5GiB", '
+        user, 'options = {guard = true, retries = 9, read-timeout = 2.5, umask = "0022", cache_size = "5GiB", '
         'cache_dir = "~/blocks", index_dir = "index", blobs = ["blobs", "https://host/b"]}'
     )  # fmt: skip
     found = held()
-    assert (found.guard, found.retries, found.request_timeout, found.umask) == (True, 9, 2.5, 0o022)
+    assert (found.guard, found.retries, found.read_timeout, found.umask) == (True, 9, 2.5, 0o022)
     assert (found.cache_size, found.cache_dir) == (5 << 30, "/home/joe/blocks")
     assert found.index_dir == f"{user.parent}/index"
     assert found.blobs == (f"{user.parent}/blobs", "https://host/b")

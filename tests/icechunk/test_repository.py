@@ -105,7 +105,7 @@ def test_an_array_may_refer_to_one_manifest_for_several_extents(
         return found._replace(nodes=tuple(nodes))
 
     monkeypatch.setattr(files, "snapshot", split)
-    assert read(shared.path, "tag=v1", "cache=none") == contents(shared, tag="v1")
+    assert read(shared.path, "tag=v1") == contents(shared, tag="v1")
 
 
 def test_format_2_with_compressed_urls() -> None:

@@ -40,7 +40,7 @@ def main(directory: Path, seconds: float) -> dict[str, object]:
     url = web.put("/f", value).replace("127.0.0.1", "data.test")
     (directory / "refs.json").write_text(json.dumps({"version": 1, "refs": {"v": [url, 0, 200]}}))
     found: list[bytes] = []
-    with mounted(directory / "refs.json", directory / "mnt", "cache=none,prefetch=0B,request_timeout=5s") as root:
+    with mounted(directory / "refs.json", directory / "mnt", "prefetch=0B,read_timeout=100s") as root:
         reader = threading.Thread(target=lambda: found.append((root / "v").read_bytes()))
         reader.start()
         until(lambda: any(host.get("outage") for host in counters_of(root)["remote"]["hosts"].values()))

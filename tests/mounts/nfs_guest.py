@@ -62,7 +62,7 @@ def main() -> None:
 
     def mounted(name: str, place: str) -> Path:
         (root := directory / name).mkdir()
-        options = f"cache_dir={place}/blocks,cache_min_free=0B,prefetch=0B,coalesce_size=256KiB"
+        options = f"cache_dir={place}/blocks,prefetch=0B"
         subprocess.run([program, "mount", source, root, "-o", options], check=True)
         return root
 

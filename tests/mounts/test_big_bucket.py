@@ -378,7 +378,7 @@ def test_all_names_are_listed_with_a_small_names(
                     nursery.start_soon(walk)
             assert shown == 3 * [expected]
 
-    using(bucket, check, cache="none")
+    using(bucket, check)
 
 
 @pytest.mark.parametrize("every", [1, 7])

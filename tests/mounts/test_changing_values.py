@@ -29,9 +29,9 @@ from zarrfs.store.values import open_sized
 
 __all__ = ["nginx"]
 
-SIZE = 4 << 20
+SIZE = 12 << 20
 LATER = 3 * SIZE // 4  # not in the block that a read of the beginning fetches
-SMALL = "part_size=64KiB,prefetch=0B,metadata_ttl=200ms"  # values of this size are fetched in pieces
+SMALL = "prefetch=0B,metadata_ttl=200ms"  # values of this size are fetched in pieces
 METADATA = {"zarr_format": 2, "shape": [2 * SIZE], "chunks": [SIZE], "dtype": "|u1", "compressor": None,
             "filters": None, "fill_value": 0, "order": "C"}  # fmt: skip
 
@@ -125,7 +125,8 @@ def test_a_listing_changes_no_inode(changing: Changing, tmp_path: Path) -> None:
 
 
 def test_an_unchanged_value_is_fetched_at_most_once_for_three_reads(changing: Changing, tmp_path: Path) -> None:
-    with mounted(changing.url, tmp_path / "mnt", "part_size=16MiB") as root:
+    changing.change(4 << 20)
+    with mounted(changing.url, tmp_path / "mnt") as root:
         os.stat(root / "v/0")
         before = changing.gets()
         for _ in range(3):
@@ -138,7 +139,7 @@ def test_pieces_are_of_one_version(changing: Changing) -> None:
     """A copy that reads a value in pieces fails if the value is replaced in between."""
 
     async def body() -> None:
-        store = UnlistedStore(FsspecStore(changing.url, Options(part_size=512 << 10, prefetch=0, retries=0)))
+        store = UnlistedStore(FsspecStore(changing.url, Options(prefetch=0, retries=0)))
         async with aclosing(store):
             later = pieces(store, "v/0")
             first = await anext(later)
@@ -147,7 +148,7 @@ def test_pieces_are_of_one_version(changing: Changing) -> None:
             with pytest.raises(TargetChanged):
                 await anext(later)
             await store.info("v/0")
-            with pytest.raises(TargetChanged, match="had 4194304"):
+            with pytest.raises(TargetChanged, match=f"had {SIZE}"):
                 await open_sized(store, "v/0", SIZE)
 
     changing.change(3 * SIZE)
@@ -190,7 +191,7 @@ def test_a_replaced_value_is_found_in_a_mount_with_an_upper_directory(changing: 
 
 def test_pieces_are_of_one_version_in_a_mount_with_an_upper_directory(changing: Changing, tmp_path: Path) -> None:
     (tmp_path / "upper").mkdir()
-    options = Options(part_size=512 << 10, prefetch=0, retries=0, upperdir=str(tmp_path / "upper"))
+    options = Options(prefetch=0, retries=0, upperdir=str(tmp_path / "upper"))
     store = zarrfs.sources.open_source(changing.url, options)
 
     async def body() -> None:

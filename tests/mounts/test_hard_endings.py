@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -56,7 +55,7 @@ def test_a_reader_of_a_silent_server_is_interrupted(number: signal.Signals, faul
     """cat ends immediately. Another reader that waits for the same bytes gets them, and no request stays in flight."""
     url = faulty.put("/silent", bytes(200_000), forever="slow")
     source = document(tmp_path, {"value": [url, 0, 100_000]})
-    with mounted(source, tmp_path / "mnt", "read_timeout=60s,request_timeout=60s,prefetch=0B") as root:
+    with mounted(source, tmp_path / "mnt", "read_timeout=300s,prefetch=0B") as root:
         other = subprocess.Popen(["cmp", "-n", "100000", root / "value", "/dev/zero"])
         status, seconds = ended(["cat", root / "value"], number, faulty.arrived.is_set)
         assert (status, seconds < AT_ONCE) == (-number, True), seconds
@@ -72,7 +71,7 @@ def test_a_read_with_o_direct_ends_with_its_timeout(faulty: Faulty, tmp_path: Pa
     source = document(tmp_path, {"value": [url, 0, 100_000]})
     opened = "os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT)"
     reader = f"import mmap, os, sys; os.preadv({opened}, [mmap.mmap(-1, 65536)], 0)"
-    with mounted(source, tmp_path / "mnt", "read_timeout=4s,request_timeout=4s,retries=0,prefetch=0B") as root:
+    with mounted(source, tmp_path / "mnt", "read_timeout=4s,retries=0,prefetch=0B") as root:
         command = [sys.executable, "-I", "-S", "-c", reader, root / "value"]
         status, seconds = ended(command, signal.SIGKILL, faulty.arrived.is_set)
         assert status == -signal.SIGKILL
@@ -141,8 +140,7 @@ def test_a_killed_daemon_is_cleaned_away(command: list[str], tmp_path: Path) -> 
     source, root = document(tmp_path, {"a": "here"}), tmp_path / "mnt"
     root.mkdir()
     before = set(os.listdir("/dev/shm"))
-    options = "cache=none"
-    assert run("mount", source, root, "-o", options).returncode == 0
+    assert run("mount", source, root).returncode == 0
     pid = daemon_pid(root)
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not alive(pid))
@@ -150,7 +148,7 @@ def test_a_killed_daemon_is_cleaned_away(command: list[str], tmp_path: Path) -> 
     assert subprocess.run([*command, root], timeout=30, check=False).returncode == 0
     assert not mount_lines(root)
     assert os.listdir(root) == []
-    with mounted(source, root, options):
+    with mounted(source, root):
         assert (root / "a").read_text() == "here"
     left = {name for name in os.listdir("/dev/shm") if name.startswith("zarrfs-")} - before
     wait_for(lambda: not left & set(os.listdir("/dev/shm")))  # other tests have files there for a moment
@@ -167,31 +165,6 @@ def test_a_mount_that_fails_makes_no_files(tmp_path: Path) -> None:
     done = run("mount", tmp_path / "bad.json", tmp_path / "mnt", "-o", options)
     assert done.returncode == 1
     assert sorted(os.listdir(tmp_path)) == ["bad.json", "mnt"]
-
-
-def test_leftovers_in_dev_shm_are_removed_after_an_hour(tmp_path: Path) -> None:
-    """With cache=none an index is written in /dev/shm, and stays there if the child that writes it is killed."""
-    old, new = (Path("/dev/shm") / f"zarrfs-index-test-{name}-{os.getpid()}" for name in ("old", "new"))
-    for left in (old, new):
-        left.mkdir()
-        (left / ".zarrfs-1.tmp").write_bytes(b"half an index")
-    theirs = [Path("/dev/shm") / f"{name}-{os.getpid()}" for name in ("zarrfs-data", "zarrfs-index-data")]
-    for other in theirs:
-        other.mkdir()
-        (other / "result").write_text("of a job")
-    try:
-        for path in (old / ".zarrfs-1.tmp", old, *(other / "result" for other in theirs), *theirs):
-            os.utime(path, (0, 0))
-        with mounted(document(tmp_path, {"a": "here"}), tmp_path / "mnt", "cache=none"):
-            assert not old.exists()
-            assert new.exists()
-            assert all((other / "result").exists() for other in theirs)
-    finally:
-        for other in theirs:
-            shutil.rmtree(other)
-        for left in filter(Path.exists, (old, new)):
-            (left / ".zarrfs-1.tmp").unlink()
-            left.rmdir()
 
 
 # -- daemons without memory

@@ -56,7 +56,7 @@ def files(nginx: Nginx, proxy: FaultProxy, name: str, count: int, tmp_path: Path
 def test_each_block_is_fetched_about_once(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
     source, values = files(nginx, proxy, "nodes", 60, tmp_path)
     proxy.faults = SLOW
-    with nodes(source, tmp_path, f"cache_dir={tmp_path}/blocks,cache_min_free=0B") as roots:
+    with nodes(source, tmp_path, f"cache_dir={tmp_path}/blocks") as roots:
         read_on_all(roots, whole(values))
         wait_for(lambda: not is_fetching(tmp_path / "blocks"))  # a lease ends once its block is on the disk
     assert proxy.paths.total() <= SHARED * len(values)
@@ -65,24 +65,24 @@ def test_each_block_is_fetched_about_once(nginx: Nginx, proxy: FaultProxy, tmp_p
 def test_parts_of_large_values_and_tiny_values_are_fetched_about_once(
     nginx: Nginx, proxy: FaultProxy, tmp_path: Path
 ) -> None:
-    """24 parts of half a MiB, and 2,000 values of 300 bytes, many of which are fetched with one request."""
-    large = cut(publish(nginx.plain.root, "large.bin", 12 << 20), "large", 12 << 20)
+    """12 parts of 4 MiB, and 2,000 values of 300 bytes, many of which are fetched with one request."""
+    large = cut(publish(nginx.plain.root, "large.bin", 48 << 20), "large", 48 << 20)
     tiny = cut(publish(nginx.plain.root, "tiny.bin", 600_000), "tiny", 300)
     targets = {f"{proxy.url}/large.bin": large, f"{proxy.url}/tiny.bin": tiny}
     source = document(tmp_path / "refs.json", targets)
-    reads = [(large[0], at, 128 << 10) for at in range(0, 12 << 20, 128 << 10)]
-    options = f"cache_dir={tmp_path}/blocks,cache_min_free=0B,part_size=512KiB,coalesce_size=512KiB"
+    reads = [(large[0], at, 128 << 10) for at in range(0, 48 << 20, 128 << 10)]
+    options = f"cache_dir={tmp_path}/blocks"
     with nodes(source, tmp_path, options) as roots:
         read_on_all(roots, reads, threads=2)
         read_on_all(roots, whole(tiny))
-    assert proxy.paths["/large.bin"] <= SHARED * 24
+    assert proxy.paths["/large.bin"] <= SHARED * 12
     assert proxy.paths["/tiny.bin"] <= 2000, "one for each value at most, of four nodes that all read all"
 
 
 def test_another_node_fetches_the_blocks_of_a_killed_one(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
     """The daemon is killed while it fetches, and the kernel drops its locks."""
     source, values = files(nginx, proxy, "killed", 4, tmp_path)
-    options = f"cache_dir={tmp_path}/blocks,cache_min_free=0B,read_timeout=60s,prefetch=0B"
+    options = f"cache_dir={tmp_path}/blocks,read_timeout=60s,prefetch=0B"
     with nodes(source, tmp_path, options, 3) as roots:
         proxy.hold()
         (victim := tmp_path / "victim").mkdir()
@@ -113,7 +113,7 @@ def test_without_a_usable_disk_there_are_no_leases(
         (disk / "others").write_bytes(bytes(180 << 10))
         if state == "read-only":
             subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-        with nodes(source, tmp_path, f"cache_dir={disk}/blocks,cache_min_free=0B,cache_size=1GiB", 2) as roots:
+        with nodes(source, tmp_path, f"cache_dir={disk}/blocks,cache_size=1GiB", 2) as roots:
             read_on_all(roots, whole(values[:10]))
             wait_for(lambda: all("WARNING" in log_of(root) for root in roots))
             made = [counters_of(root)["remote"]["disk"]["claims"] for root in roots]

@@ -32,7 +32,7 @@ from tests.servers import nginx as nginx
 __all__ = ["proxy"]
 
 AWAY = float(os.environ.get("ZARRFS_OUTAGE", "2.5"))  # seconds; longer in a soak test
-ALONE = "cache=none,prefetch=0B,coalesce_gap=0B"
+ALONE = "prefetch=0B"
 BEGINS = r".*WARNING: (\S+) is out: (.+): its requests wait, and one at a time tries again"
 ENDS = r".*WARNING: (\S+) answers again: it was out for ([\d.]+) s, and ([\d,]+) requests? waited for it"
 
@@ -244,7 +244,7 @@ def test_many_reads_that_wait_for_a_server_do_not_block_other_requests(tmp_path:
         refs: dict[str, Any] = {f"v{number}": [f"{url}/{number}", 0, 4096] for number in range(300)}
         (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs | {"local": "here"}}))
         # a killed reader whose page the kernel reads synchronously waits until read_timeout=
-        options = "memory_limit=1GiB,read_timeout=40s,request_timeout=40s,prefetch=0B"
+        options = "memory_limit=1GiB,read_timeout=200s,prefetch=0B"
         with mounted(tmp_path / "refs.json", tmp_path / "mnt", options) as root:
             readers = subprocess.Popen([sys.executable, "-c", READERS, root], stdout=subprocess.PIPE)
             try:
@@ -267,7 +267,7 @@ def test_a_read_fails_after_read_timeout_and_logs_why(how: str, patience: int, f
     url = f"http://127.0.0.1:{free_port()}/f" if how == "refused" else faulty.put("/f", bytes(10), forever="slow")
     source = document(tmp_path / "refs.json", {url: [value]})
     name = url.split("/")[2]
-    with mounted(source, tmp_path / "mnt", f"{ALONE},read_timeout={patience}s,request_timeout=1s") as root:
+    with mounted(source, tmp_path / "mnt", f"{ALONE},read_timeout={patience}s") as root:
         began = Clock()
         descriptor = os.open(root / value.key, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
@@ -277,7 +277,7 @@ def test_a_read_fails_after_read_timeout_and_logs_why(how: str, patience: int, f
         assert caught.value.errno == errno.EIO
         # the kernel requests a page twice; a second wait would log a line too
         assert patience - 0.1 <= began.seconds <= 60
-        reason = "Connection refused" if how == "refused" else "no answer within 1 s"
+        reason = "Connection refused" if how == "refused" else "no answer within 2 s"
         [line] = [line for line in warnings(root) if " ERROR: " in line]
         says = rf"not read within {patience} s \(-o read_timeout=\): {name} has been out for ([\d.]+) s: {reason} "
         says += r"\[EIO\]"

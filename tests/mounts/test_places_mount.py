@@ -106,8 +106,8 @@ def test_the_helper_for_a_running_instance_ends_with_the_daemon(flux: FakeFlux, 
 
 
 def test_an_instance_that_hangs_or_stops(flux: FakeFlux, tmp_path: Path) -> None:
-    with mounted("flux:main", tmp_path / "mnt", "request_timeout=5s") as root:  # which limits the flux command too
-        # request_timeout= of a mount cannot be changed, and a busy machine may exceed it even without the delay
+    with mounted("flux:main", tmp_path / "mnt", "read_timeout=25s") as root:  # which limits the flux command too
+        # read_timeout= of a mount cannot be changed, and a busy machine may exceed it even without the delay
         until(lambda: error_of((root / "d/two").read_bytes) is None)
         assert (root / "d/two").read_bytes() == TWO
         flux.delay(600)

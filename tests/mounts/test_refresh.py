@@ -220,7 +220,7 @@ def test_a_changed_target_is_an_error_until_the_refresh(cached: bool, faulty: Fa
 def test_a_refresh_revalidates_blocks_on_disk(faulty: Faulty, tmp_path: Path) -> None:
     url, document = faulty.put("/data", b"1" * 300_000), tmp_path / "set.json"
     document.write_text(json.dumps({"version": 1, "refs": {"a": [url, 0, 200_000], "b": [url, 200_000, 100_000]}}))
-    options = ["allow=private", "prefetch=0B", f"cache_dir={tmp_path / 'cache'}", "cache_min_free=0B"]
+    options = ["allow=private", "prefetch=0B", f"cache_dir={tmp_path / 'cache'}"]
     with mounted(document, tmp_path / "mnt", *options) as root:
         assert set((root / "a").read_bytes()) == set(b"1")
         until(lambda: counters_of(root)["remote"]["disk"]["writes"])

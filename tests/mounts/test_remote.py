@@ -82,7 +82,7 @@ def test_a_target_that_fails_is_an_error_until_it_recovers(fault: object, faulty
     document = tmp_path / "refs.json"
     document.write_text(json.dumps({"version": 1, "refs": {"x": [url, 1000, 2000]}}))
     patience = "5s" if fault == "reset" else "30s"  # only a reset is an outage, whose end reads wait for
-    options = f"retries=1,request_timeout={patience},read_timeout={patience}"
+    options = f"retries=1,read_timeout={patience}"
     with mounted(document, tmp_path / "mnt", options) as root:
         code = error_of((root / "x").read_bytes)
         assert code == (errno.EACCES if fault == 403 else errno.EIO)

@@ -24,8 +24,8 @@ from tests.mounts.remotevalues import Outcome, cut, document, holdings, publish,
 from tests.mounts.test_semantics import error_of
 from tests.servers import Nginx
 
-STALLS = "request_timeout=1s,read_timeout=20s,retries=6"  # for tests in which responses stall
-PATIENCE = "request_timeout=5s,read_timeout=60s,retries=6"
+STALLS = "read_timeout=10s,retries=6"  # for tests in which responses stall
+PATIENCE = "read_timeout=60s,retries=6"
 READERS = Path(__file__).with_name("concurrent_readers.py")
 LARGE = 32 << 20
 SETTLED = 40  # allows for idle threads and connections (at most host_requests=32); hundreds of responses fail
@@ -41,8 +41,7 @@ def settled(root: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    "options", ["memory_limit=16MiB,prefetch=256KiB,coalesce_size=32KiB", "coalesce_gap=0B,prefetch=0B"],
-    ids=["merged and ahead", "each alone"],
+    "options", ["memory_limit=16MiB,prefetch=256KiB", "memory_limit=8MiB,prefetch=0B"], ids=["ahead", "not ahead"],
 )  # fmt: skip
 @pytest.mark.promise("S2")
 def test_thousands_of_reads_with_faults(options: str, nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
@@ -53,7 +52,7 @@ def test_thousands_of_reads_with_faults(options: str, nginx: Nginx, proxy: Fault
     reads = whole(small[:500]) + whole(chance.sample(small[500:], 750))
     reads += [(large[0], chance.randrange(LARGE), chance.randrange(1, 20_000)) for _ in range(1250)]
     source = document(tmp_path / "refs.json", {f"{proxy.url}/small.bin": small, f"{proxy.url}/large.bin": large})
-    more = f"{STALLS},part_size=64KiB,{options}"
+    more = f"{STALLS},{options}"
     with mounted(source, tmp_path / "mnt", more) as root:
         first = read_all(root, [(small[-1], 0, 10), (large[0], 0, 10)], 1)
         assert first.right == 2  # the versions of both targets are known before a response is spoilt
@@ -106,7 +105,7 @@ def test_reads_succeed_when_the_server_restarts_meanwhile(nginx: Nginx, proxy: F
 def test_reads_fail_if_the_server_is_down_for_read_timeout(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
     values = cut(publish(nginx.plain.root, "away.bin", 1 << 20), "v", 64 << 10, gap=0)
     source = document(tmp_path / "refs.json", {f"{proxy.url}/away.bin": values})
-    with mounted(source, tmp_path / "mnt", "request_timeout=5s,read_timeout=8s,retries=2,prefetch=0B") as root:
+    with mounted(source, tmp_path / "mnt", "read_timeout=8s,retries=2,prefetch=0B") as root:
         assert read_all(root, whole(values[:1]), 1).right == 1
         proxy.stop()
         gone = read_all(root, whole(values[4:12]), 8)
@@ -124,7 +123,7 @@ def test_a_read_that_gets_no_answer_ends_with_its_deadline(nginx: Nginx, proxy: 
     values = cut(publish(nginx.plain.root, "mute.bin", 1 << 20), "v", 64 << 10, gap=0)
     source = document(tmp_path / "refs.json", {f"{proxy.url}/mute.bin": values})
     proxy.faults = {"stall": 1}
-    with mounted(source, tmp_path / "mnt", "request_timeout=30s,read_timeout=4s,prefetch=0B") as root:
+    with mounted(source, tmp_path / "mnt", "read_timeout=4s,prefetch=0B") as root:
         outcome = read_all(root, whole(values), 16)
         assert (outcome.right, outcome.failed) == (0, {errno.EIO: 16})
         proxy.faults = {}
@@ -185,7 +184,7 @@ def test_a_target_that_is_replaced_while_it_is_mounted(nginx: Nginx, tmp_path: P
     name = "replaced.bin"
     old = cut(publish(nginx.plain.root, name, 100_000), "v", 10_000, gap=0)
     source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/{name}": old})
-    with mounted(source, tmp_path / "mnt", "coalesce_gap=0B,prefetch=0B") as root:
+    with mounted(source, tmp_path / "mnt", "prefetch=0B") as root:
         assert read_all(root, whole(old[:1]), 1).right == 1
         new = cut(publish(nginx.plain.root, name, 100_000, seed=1), "v", 10_000, gap=0)
         assert error_of((root / new[5].key).read_bytes) == errno.EIO
@@ -198,7 +197,7 @@ def test_a_target_that_is_replaced_while_it_is_mounted(nginx: Nginx, tmp_path: P
 def test_a_target_that_is_deleted_while_it_is_mounted(nginx: Nginx, tmp_path: Path) -> None:
     values = cut(publish(nginx.plain.root, "deleted.bin", 100_000), "v", 10_000, gap=0)
     source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/deleted.bin": values})
-    with mounted(source, tmp_path / "mnt", "coalesce_gap=0B,prefetch=0B") as root:
+    with mounted(source, tmp_path / "mnt", "prefetch=0B") as root:
         assert read_all(root, whole(values[:1]), 1).right == 1
         (nginx.plain.root / "deleted.bin").unlink()
         gone = read_all(root, whole(values[5:]), 1)

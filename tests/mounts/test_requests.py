@@ -174,7 +174,7 @@ def test_whole_values_take_a_request_each(
 ) -> None:
     """Also with a disk cache, from which the second mount reads the values without a request."""
     document = references_to(nginx.plain.url)
-    option = f"cache_dir={tmp_path / 'cache'}" if cached else "cache=on"
+    option = f"cache_dir={tmp_path / 'cache'}" if cached else "ro"
     names = random.Random(1).sample(range(WHOLE), WHOLE // 2)
     before = len(nginx.log.read_text().splitlines())
     with mounted(document, tmp_path / "mnt", "prefetch=0B", option) as root:
@@ -232,7 +232,7 @@ def test_walks_of_an_object_store_take_few_requests(
 ) -> None:
     """One listing returns all names, sizes and times."""
     served = put(kind, tmp_path, nginx, s3, bucket)
-    with mounted(served.url, tmp_path / "mnt", served.options, "cache=none") as root:
+    with mounted(served.url, tmp_path / "mnt", served.options) as root:
         requests = served.during(lambda: shell(root, *walk))
     assert len(requests) <= 5, requests
 
@@ -244,7 +244,7 @@ def test_walks_of_listing_pages_take_a_request_per_directory_and_document(
     served = put(kind, tmp_path, nginx, s3, bucket)
     store = nginx.listing.root / served.url.rpartition("/")[2]
     directories = 1 + sum(path.is_dir() for path in store.rglob("*"))
-    with mounted(served.url, tmp_path / "mnt", served.options, "cache=none") as root:
+    with mounted(served.url, tmp_path / "mnt", served.options) as root:
         requests = served.during(lambda: shell(root, *walk))
     documents = 4 if kind.endswith("v3") else 12
     assert len(requests) <= directories + documents, unusual(requests)
@@ -259,7 +259,7 @@ def test_copies_and_checks_take_one_request_per_value(
 
     def action() -> None:
         if tool == "cp":
-            with mounted(served.url, tmp_path / "mnt", served.options, "cache=none") as root:
+            with mounted(served.url, tmp_path / "mnt", served.options) as root:
                 shell(root, "cp", "-r", ".", str(tmp_path / "copy"))
         else:
             command = ["check", served.url] if tool == "check" else ["copy", served.url, tmp_path / "copy"]

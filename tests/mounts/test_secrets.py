@@ -124,7 +124,7 @@ def options(tmp_path: Path, retries: int = 1) -> list[str]:
     (tmp_path / "secret").write_text(MINE["a file"] + "\n")
     many = {"http": {"cookies": {"session": MINE["storage_options="]}}}
     lines = [
-        f"retries={retries}", "request_timeout=1500ms", "read_timeout=2s", "allow=all",
+        f"retries={retries}", "read_timeout=5s", "allow=all",
         f'http.headers={{"X-Token": "Bearer {MINE["a header"]}"}}',
         f"s3.secret={MINE['a storage option']}", f"s3.key={MINE['an access key']}",
         f"s3.endpoint_url=http://127.0.0.1:{free_port()}", f"s3://other.secret=@{tmp_path}/secret",

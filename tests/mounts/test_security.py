@@ -130,7 +130,7 @@ def test_links_that_another_user_has_planted_in_a_directory_of_blocks(place: Pat
         assert server.stdout is not None
         port = server.stdout.readline().split(" port ")[1].split()[0]
         source = document(place, {"a": [f"http://127.0.0.1:{port}/data"]})
-        with mounted(source, place / "mnt", f"cache_dir={blocks},cache_min_free=0B") as root:
+        with mounted(source, place / "mnt", f"cache_dir={blocks}") as root:
             assert (root / "a").read_bytes() == bytes(range(256)) * 100
     finally:
         server.kill()
@@ -270,7 +270,7 @@ def test_an_answer_without_end_is_an_error(answer: Callable[[socket.socket], Non
     server = Hostile(answer)
     try:
         source = document(tmp_path, {"evil": [server.url, 0, 100], "whole": [server.url], "good": "good"})
-        options = "request_timeout=1s,read_timeout=1500ms,retries=1,memory_limit=16MiB"
+        options = "read_timeout=5s,retries=1,memory_limit=16MiB"
         with mounted(source, tmp_path / "mnt", options) as root:
             began = time.monotonic()
             assert error_of((root / "evil").read_bytes) in expected
@@ -290,7 +290,7 @@ def test_a_document_without_end_is_an_error(answer: Callable[[socket.socket], No
     server = Hostile(answer)
     (tmp_path / "mnt").mkdir()
     try:
-        options = "request_timeout=1s,read_timeout=2s,retries=0,type=references"
+        options = "read_timeout=5s,retries=0,type=references"
         done = run("mount", server.url, tmp_path / "mnt", "-o", options)
         assert done.returncode != 0
         assert len(done.stderr.splitlines()) == 1, done.stderr

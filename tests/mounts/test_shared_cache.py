@@ -68,7 +68,7 @@ def test_blocks_of_one_mount_are_read_from_disk_by_the_next(
     values = cut(publish(nginx.plain.root, name, 4 << 20), "v", 10_000, gap=gap)
     large = cut(values[0].data, "large", 4 << 20)
     source = document(tmp_path / "refs.json", {f"{proxy.url}/{name}": [*values, *large]})
-    options = f"cache_dir={tmp_path}/blocks,part_size=1MiB,cache_min_free=0B"
+    options = f"cache_dir={tmp_path}/blocks"
     with mounted(source, tmp_path / "mnt", options) as root:
         assert read_all(root, whole(values + large), 8).right == len(values) + 1
         wait_for(lambda: all_written(root))
@@ -85,7 +85,7 @@ def test_blocks_of_one_mount_are_read_from_disk_by_the_next(
 def test_a_target_that_was_replaced_between_mounts_is_read_anew(nginx: Nginx, tmp_path: Path) -> None:
     values = cut(publish(nginx.plain.root, "mutable.bin", 1 << 20), "v", 10_000, gap=0)
     source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/mutable.bin": values})
-    options = f"cache_dir={tmp_path}/blocks,cache_min_free=0B"
+    options = f"cache_dir={tmp_path}/blocks"
     with mounted(source, tmp_path / "mnt", options) as root:
         assert read_all(root, whole(values), 8).right == len(values)
         wait_for(lambda: disk(root, "bytes_written") > 0)
@@ -115,7 +115,7 @@ def test_a_full_disk_causes_one_warning_and_no_error(
     values = cut(publish(nginx.plain.root, "full.bin", 16 << 20), "v", 64 << 10, gap=0)
     source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/full.bin": values})
     (small_disk / "others").write_bytes(bytes((2 << 20) - (48 << 10)))
-    options = f"cache_dir={small_disk}/blocks,cache_size=1GiB,cache_min_free=0B,prefetch=0B"
+    options = f"cache_dir={small_disk}/blocks,cache_size=1GiB,prefetch=0B"
     with mounted(source, tmp_path / "mnt", options) as root:
         for _ in range(2):
             outcome = read_all(root, whole(values), 8)
@@ -163,7 +163,7 @@ def test_daemons_killed_while_they_write_blocks_leave_whole_blocks(nginx: Nginx,
     source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/kills.bin": values})
     (tmp_path / "mnt").mkdir()
     blocks, bound = tmp_path / "blocks", 8 << 20  # about half of all values, so that there are always blocks to write
-    options = f"cache_dir={blocks},cache_size={bound}B,cache_min_free=0B,coalesce_gap=0B"
+    options = f"cache_dir={blocks},cache_size={bound}B"
     chance, hits = random.Random(9), 0
     with mounted(source, tmp_path / "mnt", options) as root:  # leave blocks to find, however slow the machine is
         assert read_all(root, whole(values), 4).right == len(values)
@@ -185,7 +185,7 @@ def test_two_daemons_share_a_directory_under_load(nginx: Nginx, tmp_path: Path) 
     large = cut(values[0].data, "large", 48 << 20)
     source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/shared.bin": [*values, *large]})
     blocks, bound = tmp_path / "blocks", 16 << 20
-    more = f"cache_dir={blocks},cache_size={bound}B,cache_min_free=0B,memory_limit=8MiB,part_size=256KiB"
+    more = f"cache_dir={blocks},cache_size={bound}B,memory_limit=8MiB"
     chance, usages, over = random.Random(3), [0], threading.Event()
 
     def watch() -> None:
@@ -218,7 +218,7 @@ def test_a_damaged_block_on_disk_is_not_served(nginx: Nginx, tmp_path: Path) -> 
     """Every block file is changed in its middle, cut in half or emptied."""
     values = cut(publish(nginx.plain.root, "rot.bin", 4 << 20), "v", 50_000, gap=50_000)
     source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/rot.bin": values})
-    options = f"cache_dir={tmp_path}/blocks,cache_min_free=0B,coalesce_gap=0B"
+    options = f"cache_dir={tmp_path}/blocks"
     with mounted(source, tmp_path / "mnt", options) as root:
         assert read_all(root, whole(values), 8).right == len(values)
         wait_for(lambda: disk(root, "bytes_written") >= sum(map(len, values)))

@@ -75,11 +75,11 @@ def test_a_server_with_a_page_for_every_name(page_for_all: str, nginx: Nginx, tm
     assert done.returncode != 0
     assert not done.stdout
     assert "no listing" in done.stderr or "HTML page" in done.stderr
-    with mounted(page_for_all, tmp_path / "mnt", "retries=0,cache=none") as root:
+    with mounted(page_for_all, tmp_path / "mnt", "retries=0") as root:
         assert error_of(os.listdir, root) == errno.EIO
         assert error_of((root / "sparse/c/1").read_bytes) == errno.EIO
     (nginx.plain.root / page_for_all.rpartition("/")[2] / ".zmetadata").write_text("{}")
-    with mounted(page_for_all, tmp_path / "mnt", "retries=0,cache=none") as root:
+    with mounted(page_for_all, tmp_path / "mnt", "retries=0") as root:
         for name in ("dense/c/7", "dense/c/1/7", "dense/c/x", "sparse/c/1", "none/zarr.json", ".zgroup"):
             assert error_of((root / name).read_bytes) in (errno.EIO, errno.ENOENT), name
         assert error_of(os.stat, root / "sparse/c/3") == errno.EIO

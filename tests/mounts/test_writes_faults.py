@@ -256,7 +256,7 @@ def test_an_interrupted_copy_up_leaves_the_source_file(nginx: Nginx, proxy: Faul
     data = os.urandom(12 << 20)
     (nginx.plain.root / "copied.bin").write_bytes(data)
     source = document(tmp_path, {"d/x": [f"{proxy.url}/copied.bin", 0, len(data)], "e": "e"})
-    options, root = f"{upper(tmp_path)},part_size=1MiB,prefetch=0B", tmp_path / "mnt"
+    options, root = f"{upper(tmp_path)},prefetch=0B", tmp_path / "mnt"
     for _ in range(3):
         pid = start(source, root, options)
         (root / "d/x").open("rb").read(10)

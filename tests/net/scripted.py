@@ -122,7 +122,7 @@ def run(
         server = Scripted(serve)
         listeners = await trio.open_tcp_listeners(0, host=host)
         server.port = listeners[0].socket.getsockname()[1]
-        given = parse(["retries=0", "request_timeout=10", *options]).options
+        given = parse(["retries=0", "read_timeout=50", *options]).options
         files = RemoteFiles(given, trust=Trust(given, origin.format(port=server.port)))
         async with trio.open_nursery() as nursery:
             await nursery.start(trio.serve_listeners, server.handle, listeners)

@@ -133,7 +133,7 @@ def test_an_https_proxy_that_does_not_speak_tls_is_an_error(proxy: Proxy, plain:
     with pytest.raises(ReadError, match=f"proxy {bare}: it does not speak TLS"):
         read(f"{server()}/value", f"http.proxy=https://{bare}")
     with pytest.raises(ReadError, match=rf"proxy {proxy.bare}: no answer within 0\.9 s"):
-        read(f"{server()}/value", f"http.proxy=https://{proxy.bare}", "request_timeout=1")
+        read(f"{server()}/value", f"http.proxy=https://{proxy.bare}", "read_timeout=5")
 
 
 def test_the_server_s_certificate_is_verified_behind_the_proxy(
@@ -247,7 +247,7 @@ def test_a_proxy_that_does_not_speak_socks_is_an_error(proxy: Proxy, plain: Faul
     """Such a server waits for more input, sends something else, or closes the connection."""
     url = plain.put("/value", VALUE)
     with pytest.raises(ReadError, match=rf"proxy {proxy.bare}: no answer within 0\.9 s"):
-        read(url, f"http.proxy=socks5h://{proxy.bare}", "request_timeout=1")
+        read(url, f"http.proxy=socks5h://{proxy.bare}", "read_timeout=5")
     for said, rule in ((b"220 ready\r\n", "it does not speak SOCKS5"), (b"", "the connection was closed")):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             threading.Thread(target=answer, args=(listener, said)).start()

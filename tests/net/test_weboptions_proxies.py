@@ -77,7 +77,7 @@ def read(url: str, *options: str) -> bytes:
     """Read bytes 100 to 599 of a value."""
 
     async def main() -> bytes:
-        files = RemoteFiles(parse(["retries=0", "request_timeout=20", *options]).options)
+        files = RemoteFiles(parse(["retries=0", "read_timeout=100", *options]).options)
         try:
             return bytes(await files.read(url, 100, 500, 0, len(VALUE)))
         finally:

@@ -22,8 +22,8 @@ from tests.servers import Nginx, nginx_at
 from tests.soak.places import Place, Weather
 
 MIB = 1 << 20
-SMALL = "memory_limit=16MiB,part_size=64KiB,coalesce_size=64KiB"
-PATIENT = "request_timeout=1s,read_timeout=20s,retries=6"
+SMALL = "memory_limit=16MiB"
+PATIENT = "read_timeout=20s,retries=6"
 
 
 class World:
@@ -47,7 +47,7 @@ class World:
 
     def _make(self) -> None:
         remote = self._remote()
-        blocks = f"cache_dir={self.directory / 'blocks'},cache_size=12MiB,cache_min_free=0B"
+        blocks = f"cache_dir={self.directory / 'blocks'},cache_size=12MiB"
         self._add("refs", remote[0], remote[1], f"{PATIENT},{SMALL}", remote=True)
         for number in (1, 2):
             self._add(f"shared{number}", *remote, f"{PATIENT},{SMALL},{blocks}", remote=True, mortal=number == 2)

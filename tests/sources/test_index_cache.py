@@ -137,74 +137,13 @@ def test_without_a_cache_directory_the_index_is_temporary(
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-# -- cache=none
-
-
-def unkept(tmp_path: Path, count: int = 1) -> Plan:
-    """Plan a set of `count` entries with cache=none and an index_dir=."""
-    refs = {f"k{number}": VALUE for number in range(count)}
-    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
-    return prepare(str(tmp_path / "refs.json"), Options(cache="none", index_dir=str(tmp_path / "index")))
-
-
-@pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a directory that takes this process's temporary files."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    return tmp_path / "tmp"
-
-
-def place_of(made: Plan) -> Path:
-    assert made.index is not None
-    assert made.temporary
-    return Path(made.index).parent.parent
-
-
-def test_with_cache_none_the_index_is_in_memory(tmp_path: Path, temporary: Path) -> None:
-    made = unkept(tmp_path)
-    assert place_of(made) == Path("/dev/shm")
-    assert bytes(trio.run(open_plan(made, Options()).get, "k0")).decode() == VALUE
-    assert not os.path.exists(made.index or "")
-    assert not (tmp_path / "index").exists()
-    assert list(temporary.iterdir()) == []
-
-
-def test_with_cache_none_and_no_tmpfs_the_index_is_on_disk(
-    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "disk").mkdir()
-    monkeypatch.setattr("zarrfs.sources.index_cache._MEMORY", str(tmp_path / "disk"))
-    made = unkept(tmp_path)
-    assert place_of(made) == temporary
-    assert bytes(trio.run(open_plan(made, Options()).get, "k0")).decode() == VALUE
-    assert list(temporary.iterdir()) == list((tmp_path / "disk").iterdir()) == []
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a tmpfs")
-def test_with_cache_none_and_a_full_tmpfs_the_index_is_on_disk(
-    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In containers, /dev/shm often has only 64 MiB."""
-    (tmp_path / "small").mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", tmp_path / "small"], check=True)
-    try:
-        monkeypatch.setattr("zarrfs.sources.index_cache._MEMORY", str(tmp_path / "small"))
-        made = unkept(tmp_path, 5000)
-        assert place_of(made) == temporary
-        assert list((tmp_path / "small").iterdir()) == []
-        assert bytes(trio.run(open_plan(made, Options()).get, "k4999")).decode() == VALUE
-    finally:
-        subprocess.run(["umount", tmp_path / "small"], check=True)
-
-
 def test_a_refused_option_leaves_no_temporary_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zarrfs.sources.index_cache._MEMORY", str(tmp_path / "none"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "refs.json"))
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": {"k": VALUE}}))
     with pytest.raises(UsageError, match="tag"):
-        plan_source(str(tmp_path / "refs.json"), Options(cache="none", tag="v1"), child=False)
+        plan_source(str(tmp_path / "refs.json"), Options(tag="v1"), child=False)
     assert list((tmp_path / "tmp").iterdir()) == []
 
 

@@ -115,7 +115,7 @@ def test_a_target_that_has_grown_since_its_block_was_kept_on_disk_is_not_cut(fau
     """The size comes from the disk, and the bytes come from the server, which has a longer version."""
     value = os.urandom(PART + 1000)
     url = faulty.put("/first", value)
-    options = parse([f"cache_dir={tmp_path}", "cache_min_free=0B"]).options
+    options = parse([f"cache_dir={tmp_path}"]).options
 
     async def sized(files: RemoteFiles) -> None:
         assert await files.size(url, begin=True) == len(value)
@@ -166,7 +166,7 @@ def test_the_sizes_of_many_targets_take_one_request_each(faulty: Faulty, monkeyp
 
 def test_the_size_of_a_block_on_disk_needs_no_request(faulty: Faulty, tmp_path: Path) -> None:
     url = faulty.put("/first", VALUE)
-    options = parse([f"cache_dir={tmp_path}", "cache_min_free=0B"]).options
+    options = parse([f"cache_dir={tmp_path}"]).options
 
     async def check(files: RemoteFiles) -> None:
         size = await files.size(url, begin=True)

@@ -110,10 +110,10 @@ class DiskBlobs:
     Methods except close() are thread-safe. They block, and do not raise errors of the disk.
     """
 
-    def __init__(self, cache_dir: str, size: int, min_free: int) -> None:
+    def __init__(self, cache_dir: str, size: int) -> None:
         """Keep blobs within the same bounds as DiskCache, in bytes. The disk is not accessed yet."""
         self._layout = Layout(cache_dir)
-        self._space = Space(self._layout, size, min_free)
+        self._space = Space(self._layout, size)
         self._cache_dir = cache_dir
         self.directory = os.path.normpath(os.path.join(cache_dir, LAYOUT, BLOBS))
         self._until = 0.0  # time.monotonic() before which nothing is written, because a write has failed

@@ -71,8 +71,8 @@ class BlobReader(TargetReader):
         self._sources: list[str | BlobSource] = [self._factory.find(source) for source in sources]
         remote = [number for number, source in enumerate(self._sources) if not isinstance(source, str)]
         self._disk: DiskBlobs | None = None
-        if remote and options.cache_dir is not None and options.cache != "none":
-            self._disk = DiskBlobs(options.cache_dir, options.cache_size, options.cache_min_free)
+        if remote and options.cache_dir is not None:
+            self._disk = DiskBlobs(options.cache_dir, options.cache_size)
             self._sources.insert(remote[0], self._disk.directory)
         self._remote = bool(remote)
         self._timeout = options.read_timeout

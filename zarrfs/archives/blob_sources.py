@@ -60,7 +60,7 @@ class BlobSources:
         # BlobReader caches whole blobs, so their blocks are not cached
         quarter = memory_limit(options) // 4  # BlobReader uses the rest for blobs
         return dataclasses.replace(
-            options, cache_dir=None, cache="none", memory_limit=quarter,
+            options, cache_dir=None, memory_limit=quarter,
             wait_for_outages="none" if self._others else options.wait_for_outages,
         )  # fmt: skip
 
@@ -84,20 +84,22 @@ class BlobSources:
         return self._files
 
     async def whole(self, url: str, length: int, shown: str) -> Buffer:
-        """Fetch all bytes of `url` in parts of part_size=, uncached. Raise OutOfRange if it has not `length` bytes."""
+        """Fetch all bytes of `url` in parts, uncached. Raise OutOfRange if it has not `length` bytes."""
+        from zarrfs.net.request_queue import PART
+
         files = self.files()
         system, path = await files.find(url)
-        ranges, part = files.blocks.ranges, self._options.part_size
+        ranges = files.blocks.ranges
 
         async def fetch(at: int) -> Buffer:
-            end = min(at + part, length)
+            end = min(at + PART, length)
             found = await ranges.fetch(system, path, at, end)
             size = at + len(found.data) if found.total is None else found.total
             if found.total not in (None, length) or len(found.data) != end - at:
                 raise OutOfRange(shown, f"has {size} bytes, not {length}")
             return found.data
 
-        if length <= part:
+        if length <= PART:
             return await fetch(0)
         buffer = bytearray(length)
 
@@ -105,7 +107,7 @@ class BlobSources:
             data = await fetch(at)
             buffer[at : at + len(data)] = data
 
-        await for_each(put, range(0, length, part))
+        await for_each(put, range(0, length, PART))
         return buffer
 
     def outages(self) -> list[str]:

@@ -43,7 +43,7 @@ class Blocks:
         self._pins = Pins(self.ranges, self._forget)
         self._disk: DiskBlocks | None = None
         self._queue = 0  # bytes that may wait for the disk
-        if options.cache_dir is not None and options.cache != "none":
+        if options.cache_dir is not None:
             from zarrfs.cache.diskblocks import DiskBlocks, queue_size
 
             self._queue = queue_size(options)
@@ -52,7 +52,7 @@ class Blocks:
             memory_limit(options) - self._queue, self._is_paid, self.ranges.is_out
         )
         self._beginning: dict[str, trio.CapacityLimiter] = {}  # by server
-        self._runs = Runs(options.coalesce_gap, options.coalesce_size, 0)
+        self._runs = Runs()
         self.bound_ahead()
         self._hit_bytes = 0
 

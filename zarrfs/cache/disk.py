@@ -82,13 +82,13 @@ class DiskCache:
     seconds for each reason. Then nothing is written for a while, but blocks are still read.
     """
 
-    def __init__(self, directory: str, size: int, min_free: int, queue: int = QUEUE) -> None:
-        """Keep at most `size` bytes, leave `min_free` bytes of the disk free, and queue at most `queue` bytes.
+    def __init__(self, directory: str, size: int, queue: int = QUEUE) -> None:
+        """Keep at most `size` bytes, and queue at most `queue` bytes.
 
         Nothing on the disk is accessed yet.
         """
         self._layout = Layout(directory)
-        self._space = Space(self._layout, size, min_free)
+        self._space = Space(self._layout, size)
         self._index: Index | None = None
         self._lock = threading.Condition()
         self._counts = dict.fromkeys(

@@ -53,7 +53,7 @@ class DiskBlocks:
         self.options = options
         self._pins, self._usual = pins, usual
         self._cache = DiskCache(
-            options.cache_dir, options.cache_size, options.cache_min_free, queue_size(options)
+            options.cache_dir, options.cache_size, queue_size(options)
         )
         pins.remember = self._remember
         self._targets: LRU[Target, str] = LRU(_TARGETS)

@@ -34,6 +34,7 @@ PATIENCE = 0.5  # seconds for which a writer waits for the write lock; readers d
 LOW_WATER = 0.9  # the fraction of the bound that eviction leaves at most
 FREES_MAX = 1 << 30  # bytes that are evicted at most beyond the needed ones when other data fill the disk
 ABANDONED = 3600.0  # the age (seconds) at which a temporary file counts as left behind by a killed writer
+LEFT = 1 << 30  # bytes of the disk that stay free; a tenth of a small one
 BOOKKEEPING = 32_768  # bytes by which directories may grow
 
 
@@ -83,8 +84,8 @@ class Space:
     Call segment(), blob(), make_room() and count_blobs() under the write lock, that is, within locked().
     """
 
-    def __init__(self, layout: Layout, limit: int, min_free: int) -> None:
-        self._layout, self.limit, self._min_free = layout, limit, min_free
+    def __init__(self, layout: Layout, limit: int) -> None:
+        self._layout, self.limit = layout, limit
         self._full = False
         self.evicted = 0  # files
 
@@ -114,7 +115,7 @@ class Space:
 
     def is_short(self) -> bool:
         """Return whether other data fill the disk, so that segments must be evicted before a write."""
-        return self._full or self._free() < self._min_free
+        return self._full or self._free() < 0
 
     def full(self) -> None:
         """Note that the system refuses to write more, perhaps because of a quota: make_room() then evicts files."""
@@ -122,7 +123,7 @@ class Space:
 
     def segment(self, least: int) -> Segment:
         """Open a segment with room for `least` bytes: one that is less than half full, or a new one."""
-        could_have = min(self.limit, self._total() + self._free() - self._min_free)
+        could_have = min(self.limit, self._total() + self._free())
         most = max(SEGMENT_MAX, min(could_have // SEGMENTS // 4096 * 4096, SEGMENT_LARGEST))
         size = max(least, min(most, max(SEGMENT_LEAST, could_have // SHARE // 4096 * 4096)))
         found = self._unfinished(size, least)
@@ -172,7 +173,7 @@ class Space:
     def make_room(self, count: int) -> None:
         """Evict files until `count` more bytes fit the bounds. Raise OSError (ENOSPC) if they do not fit even then."""
         total, free = self._total(), self._free()
-        short = self._min_free + count - free
+        short = count - free
         if total + count <= self.limit and short <= 0 and not self._full:
             return
         self.count_blobs()
@@ -185,9 +186,8 @@ class Space:
         if total + count > self.limit:
             raise OSError(errno.ENOSPC, "cache_size leaves no room")
         free = self._free()
-        if free - count < self._min_free:
-            text = "less than cache_min_free would be left" if free > count else os.strerror(errno.ENOSPC)
-            raise OSError(errno.ENOSPC, text)
+        if free < count:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _total(self) -> int:
         """Return the bytes that are used or reserved."""
@@ -198,8 +198,9 @@ class Space:
         return total
 
     def _free(self) -> int:
+        """Return the free bytes of the file system, less those that are left to others."""
         about = os.fstatvfs(self._layout.folder())
-        return about.f_bavail * about.f_frsize
+        return about.f_bavail * about.f_frsize - min(LEFT, about.f_blocks * about.f_frsize // 10)
 
     def _evict(self, excess: int) -> int:
         """Remove the least recently used files until `excess` bytes are freed; return the number of freed bytes."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from zarrfs.cache.memory import Ahead
 from zarrfs.concurrency.lru import LRU
+from zarrfs.net.request_queue import GAP, PART
 
 _TARGETS = 256  # targets whose order is remembered
 _IN_ORDER = 4  # values that must be read in order before runs are fetched ahead
@@ -27,13 +28,10 @@ class _Order:
 
 
 class Runs:
-    """The runs of many targets. `gap`: most bytes between values in order; `most`: bytes of the longest run.
+    """The runs of many targets. `ahead`: bytes after the last value in which runs begin."""
 
-    `ahead`: bytes after the last value in which runs begin.
-    """
-
-    def __init__(self, gap: int, most: int, ahead: int) -> None:
-        self._gap, self._most, self.ahead = gap, most, ahead
+    def __init__(self) -> None:
+        self.ahead = 0
         self._orders: LRU[tuple[int, str], _Order] = LRU(_TARGETS, self._end)
 
     def covering(self, target: tuple[int, str], start: int, stop: int) -> list[tuple[int, int]]:
@@ -53,7 +51,7 @@ class Runs:
     ) -> None:
         """Note a read of a value. `fetch` starts a run and returns (its end, the run), or None if there is no room."""
         order = self._orders.use(target)
-        if order is None or not 0 <= start - order.at <= self._gap:
+        if order is None or not 0 <= start - order.at <= GAP:
             if order is not None:
                 self._end(order)
             self._orders.put(target, _Order(stop))
@@ -72,7 +70,7 @@ class Runs:
                 return
             high, run = found
             order.runs.append((low, high, run))
-            low, order.size = high, min(2 * order.size, self._most)
+            low, order.size = high, min(2 * order.size, PART)
 
     def _end(self, order: _Order) -> None:
         self._drop_before(order, order.at + self.ahead * _AT_ONCE)

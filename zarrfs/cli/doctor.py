@@ -247,7 +247,7 @@ def _source(source: str, options: Options) -> Iterator[Finding]:
     from zarrfs.sources import discard, open_plan, plan_source
     from zarrfs.store.api import Kind
 
-    quick = dataclasses.replace(options, request_timeout=min(options.request_timeout, 10), retries=0, upperdir=None)
+    quick = dataclasses.replace(options, read_timeout=min(options.read_timeout, 50), retries=0, upperdir=None)
     try:
         plan = plan_source(source, quick)
     except ZarrfsError as exc:

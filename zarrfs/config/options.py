@@ -57,7 +57,6 @@ def _option(
 
 _WAIT = ("10ms", "30d")  # bounds of timeouts
 _KEPT = ("0s", "3650d")  # bounds of lifetimes
-_PART = ("4KiB", "1GiB")  # bounds of the size of one request
 _MEMORY = ("64KiB", "64TiB")  # bounds of memory limits that must leave room for a block
 _MANY = ("0B", "64TiB")  # bounds of sizes that may be zero
 _NOUNS = {seconds: "a time", lifetime: "a time or forever", size: "a size", natural: "a whole number"}
@@ -173,20 +172,10 @@ class Options:
         "fetch", "Cache and memory", 10 << 30, size, "SIZE",
         "Keep cache_dir= below SIZE: the blocks unused for longest are evicted.", bounds=("1MiB", "1EiB"),
     )
-    cache_min_free: int = _option(
-        "fetch", "Cache and memory", 1 << 30, size, "SIZE",
-        "Leave SIZE free on the file system of cache_dir=: nothing is added to the cache when there is less.",
-        bounds=("0B", "1EiB"),
-    )
     metadata_ttl: float = _option(
         "fetch", "Cache and memory", 300.0, lifetime, "TIME",
         "Stores behind URLs: cache names, sizes and absences for TIME before asking the server again. Set forever for "
         "stores that never change.", bounds=_KEPT,
-    )
-    cache: str = _option(
-        "fetch", "Cache and memory", "on", words("on", "none"), "WHAT",
-        "Set none to keep nothing on disk, neither blocks nor compiled documents. Documents are compiled at each "
-        "mount then.",
     )
     index_dir: str | None = _option(
         "source", "Cache and memory", None, local, "DIR",
@@ -204,31 +193,14 @@ class Options:
         "that are down.",
         bounds=("0", "1000"),
     )
-    request_timeout: float = _option(
-        "fetch", "Network", 60.0, seconds, "TIME",
-        "Let one request take up to TIME before it is repeated. Raise it on slow networks.", bounds=_WAIT,
-    )
     read_timeout: float = _option(
         "fetch", "Network", 300.0, seconds, "TIME",
         "Let one read(2) take up to TIME, with all its requests; then it fails with EIO. A server that is down is "
-        "waited for until then.", bounds=_WAIT,
+        "waited for until then. A request that takes longer than a fifth of TIME is repeated.", bounds=_WAIT,
     )
     host_requests: int = _option(
         "fetch", "Network", 32, natural, "N",
         "Send up to N requests to one server at a time. Lower it if the server throttles.", bounds=("1", "10000"),
-    )
-    part_size: int = _option(
-        "fetch", "Network", 4 << 20, size, "SIZE",
-        "Fetch larger values in parallel parts of SIZE. Raise it on networks of high latency.", bounds=_PART,
-    )
-    coalesce_size: int = _option(
-        "fetch", "Network", 4 << 20, size, "SIZE",
-        "Fetch neighbouring ranges of a target in one request of up to SIZE; 0B turns it off.", bounds=("0B", "1GiB"),
-    )
-    coalesce_gap: int = _option(
-        "fetch", "Network", 32 << 10, size, "SIZE",
-        "Ranges count as neighbours if at most SIZE lies between them. The bytes between are fetched and dropped.",
-        bounds=("0B", "1GiB"),
     )
     missing_status: tuple[int, ...] = _option(
         "fetch", "Network", (404, 410), statuses, "STATUSES",
@@ -304,6 +276,11 @@ class Options:
     wait_for_outages: str = "answered"
     # per protocol: -o s3.anon=true,s3.endpoint_url=...; per host or bucket: "s3://bucket" as the first key
     storage: Mapping[str, Mapping[str, object]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def request_timeout(self) -> float:
+        """Seconds after which a request is repeated."""
+        return self.read_timeout / 5
 
 
 TABLE: dict[str, dataclasses.Field[Any]] = {

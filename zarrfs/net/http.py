@@ -94,7 +94,7 @@ class HttpSystem(System):
         self._web.close()
 
     async def _call(self, function: Callable[..., Awaitable[T]], path: str, *args: int | None) -> T:
-        """Call a method within request_timeout=; translate its failures."""
+        """Call a method within Options.request_timeout; translate its failures."""
         try:
             # what fail_after() does, at a third of its cost
             with trio.CancelScope(deadline=trio.current_time() + self._timeout):

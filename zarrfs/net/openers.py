@@ -165,7 +165,7 @@ class Openers:
                 if unreached and isinstance(found, Transient) and family in SSH:
                     raise found from exc
                 if isinstance(exc, trio.TooSlowError):
-                    raise ReadError(where, f"not ready within {timeout:g} s (-o request_timeout=)") from exc
+                    raise ReadError(where, f"not ready within {timeout:g} s (-o read_timeout=)") from exc
                 raise ReadError(where, f"cannot be used with these options: {redact_text(str(exc))}") from exc
             system: System
             if fs.async_impl:

@@ -1,7 +1,7 @@
 """The queue of requests to each server: bounds those in flight, coalesces neighbouring ranges, and retries failures.
 
 A range waits in the queue of its server. When a request may be sent, the first range takes its neighbours
-with it: ranges of the same target with at most coalesce_gap= between them, up to coalesce_size= in all. Reads have
+with it: ranges of the same target with at most GAP bytes between them, up to PART bytes in all. Reads have
 priority over read-ahead.
 
 A failed request is repeated up to retries= times if its server answers other requests, or itself answers this one with
@@ -40,6 +40,8 @@ _SAME, _LATE = 1.0, 1024  # seconds within which a read counts as such a repetit
 _HOST_BYTES = 128 << 20  # bytes that are requested from one server at a time
 TINY = 64 << 10  # bytes: smaller wants are not worth a file each
 _NAMED = 32  # servers in stats, the busiest ones: an extended attribute has at most 64 KiB
+PART = 4 << 20  # bytes of the largest request
+GAP = 32 << 10  # bytes between neighbouring ranges that are fetched and dropped at most
 _SMALL = 1 << 20  # bytes: as long as there are free slots, wants are coalesced only up to this size
 
 
@@ -344,7 +346,7 @@ class RequestQueue:
         beside.sort(key=lambda want: (want.start, want.stop))
         if first.ahead:
             first = beside[0]
-        most = self._options.coalesce_size
+        most = PART
         if host.flying + len(beside) <= self._options.host_requests:
             most = min(most, _SMALL)  # all fit: many requests are faster than one
         at = beside.index(first)
@@ -352,12 +354,12 @@ class RequestQueue:
         start, stop = first.start, first.stop
         while high + 1 < len(beside):
             near = beside[high + 1]
-            if near.start - stop > self._options.coalesce_gap or max(stop, near.stop) - start > most:
+            if near.start - stop > GAP or max(stop, near.stop) - start > most:
                 break
             high, stop = high + 1, max(stop, near.stop)
         while low > 0:
             near = beside[low - 1]
-            if start - near.stop > self._options.coalesce_gap or stop - min(start, near.start) > most:
+            if start - near.stop > GAP or stop - min(start, near.start) > most:
                 break
             low, start, stop = low - 1, min(start, near.start), max(stop, near.stop)
         return beside[low : high + 1]

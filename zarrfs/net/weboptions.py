@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 _REDIRECTS = 10
 # Options about fsspec's listings and buffers, which have no effect here. trust_env= is always on, and timeout= is
-# replaced by -o request_timeout=.
+# replaced by -o read_timeout=.
 _INDIFFERENT = frozenset(
     (
         "asynchronous", "block_size", "cache_options", "cache_type", "listings_expiry_time", "max_paths",

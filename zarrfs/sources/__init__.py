@@ -161,7 +161,7 @@ def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[],
             raise SourceError(source, "is open in this process alone; name a file")
     content = _in_memory(source) if source.startswith("memory:") else b""
     if child and content is not None:
-        if path is not None and not forks and options.cache != "none":  # faster than starting an interpreter
+        if path is not None and not forks:  # faster than starting an interpreter
             from zarrfs.sources.prepare import remembered
 
             plan = remembered(source, options)
@@ -301,7 +301,7 @@ def _ask_child(
         "content": b64encode(content).decode(),
     }  # fmt: skip
     try:
-        started = child.start(json.dumps(asked).encode(), forks, _environment(options))
+        started = child.start(json.dumps(asked).encode(), forks)
     except OSError as exc:
         raise SourceError(sources[0], f"cannot start {sys.executable}: {exc.strerror}") from exc
     assert started.stdout is not None
@@ -318,19 +318,6 @@ def _ask_child(
         raise SourceError(sources[0], _death(status))
     answer: dict[str, Any] = json.loads(reply)
     return answer
-
-
-def _environment(options: Options) -> dict[str, str]:
-    """Return additional environment variables for the child.
-
-    With cache=none, the temporary files of SQLite must not be on a disk either.
-    """
-    if options.cache != "none":
-        return {}
-    from zarrfs.sources.index_cache import memory_directory
-
-    place = memory_directory()
-    return {} if place is None else {"SQLITE_TMPDIR": place}
 
 
 def _plan_of(about: dict[str, Any]) -> Plan:

@@ -1,9 +1,7 @@
 """The short-lived child process that makes a plan: a fork of a single-threaded zarrfs program, or a new interpreter.
 
 A fork has already imported most modules it needs; importing them in a new interpreter takes as long as the start of
-this process. But a fork inherits locks that other threads hold, so a process with threads starts a new interpreter. A
-new interpreter is also needed for cache=none, because SQLite reads the directory of its temporary files from the
-environment only once.
+this process. But a fork inherits locks that other threads hold, so a process with threads starts a new interpreter.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ from zarrfs.system.processes import close_descriptors, python
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 
 
-def start(request: bytes, forks: bool, environment: dict[str, str]) -> subprocess.Popen[bytes] | Fork:
-    """Start a child that answers `request` by prepare.answer(). `environment`: additional environment variables.
+def start(request: bytes, forks: bool) -> subprocess.Popen[bytes] | Fork:
+    """Start a child that answers `request` by prepare.answer().
 
     `forks`: the child may be a fork of this process. Raise OSError if the child cannot be started.
     """
@@ -31,8 +29,7 @@ def start(request: bytes, forks: bool, environment: dict[str, str]) -> subproces
     try:
         # Signals stay blocked until the child has its own handlers and this process knows the child.
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
-        # A fork would ignore `environment` if SQLite has read the variables before.
-        child = Fork(request) if forks and alone and not environment else _program(request, environment)
+        child = Fork(request) if forks and alone else _program(request)
         return child
     finally:
         try:
@@ -44,11 +41,8 @@ def start(request: bytes, forks: bool, environment: dict[str, str]) -> subproces
             raise
 
 
-def _program(request: bytes, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    child = subprocess.Popen(
-        python("zarrfs.sources.prepare"), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        env={**os.environ, **environment} if environment else None,
-    )  # fmt: skip
+def _program(request: bytes) -> subprocess.Popen[bytes]:
+    child = subprocess.Popen(python("zarrfs.sources.prepare"), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdin is not None
     with contextlib.suppress(BrokenPipeError), child.stdin:  # the exit status shows the failure
         child.stdin.write(request)

@@ -153,7 +153,5 @@ async def _compile(
                 writer.commit(notes.items())
             return cache.keep(scratch, digest)
     except (OSError, sqlite3.Error) as exc:  # SQLite has its own error for a full disk
-        if cache.leave_memory():
-            return await _compile(plan, cache, digest, selected, options, fetch)
         reason = getattr(exc, "strerror", None) or str(exc)
         raise SourceError(plan.source, f"cannot write its index in {cache.directory}: {reason}") from exc

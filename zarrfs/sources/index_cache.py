@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import secrets
 import shutil
 import stat
@@ -24,13 +23,8 @@ from zarrfs.config.options import Options
 from zarrfs.errors import SourceError, UsageError, reason_of
 from zarrfs.store.indexfile import read_notes
 
-_INDEX_NAME = re.compile(r"[0-9a-f]{64}\.index")
-_SCRATCH_NAME = re.compile(r"\.zarrfs-.*\.tmp")  # files that are being written
 _OURS = (".index", ".lock", ".tmp", ".known", ".names", ".netcdf")  # some of them from earlier versions
 _UNUSED = 30 * 86_400.0  # seconds after which an index is removed
-_MEMORY = "/dev/shm"
-_OWN = "zarrfs-index-"  # prefix of a temporary directory with one index
-_FORGOTTEN = 3600.0  # seconds: an older one was left by a killed process
 WAIT = 300.0  # seconds to wait for another process that compiles the same document
 _REPORTED = 3.0  # seconds of waiting for a lock after which it is reported
 _PAUSE = 0.05  # seconds between attempts to lock
@@ -42,23 +36,19 @@ Index = tuple[str, dict[str, str]]  # the path of an index, and its notes
 class IndexCache:
     """The directory of indexes: index_dir=, else one in the user's cache directory.
 
-    If the latter cannot be used, new() makes a `temporary` directory instead. With cache=none it always does so, in
-    memory if there is room, and no index is found or kept.
+    If the latter cannot be used, new() makes a `temporary` directory instead.
     """
 
     def __init__(self, options: Options) -> None:
         self.temporary = False
-        keeps = options.cache != "none"
-        self._memory = None if keeps else memory_directory()
         self._asked = options.index_dir is not None
         self.directory = _directory(options)
-        self._problem: str | None = None if keeps else "cache=none"
-        if keeps:
-            try:
-                os.makedirs(self.directory, mode=0o700, exist_ok=True)
-                self._problem = unsafe(self.directory)
-            except OSError as exc:
-                self._problem = f"cannot be made: {reason_of(exc)}"
+        self._problem: str | None = None
+        try:
+            os.makedirs(self.directory, mode=0o700, exist_ok=True)
+            self._problem = unsafe(self.directory)
+        except OSError as exc:
+            self._problem = f"cannot be made: {reason_of(exc)}"
 
     def find(self, key: str) -> Index | None:
         """Return the index of the document with this key; None if there is none."""
@@ -107,11 +97,9 @@ class IndexCache:
         Raise UsageError if index_dir= is set but cannot be used.
         """
         if self._problem is not None:
-            if self._asked and self._problem != "cache=none":
+            if self._asked:
                 raise UsageError(f"option index_dir={self.directory}: {self._problem}")
-            if self._memory is not None:
-                _sweep_memory(self._memory)
-            self.directory, self.temporary = tempfile.mkdtemp(prefix=_OWN, dir=self._memory), True
+            self.directory, self.temporary = tempfile.mkdtemp(prefix="zarrfs-index-"), True
         self._sweep()
         scratch = os.path.join(self.directory, f".zarrfs-{secrets.token_hex(8)}.tmp")
         try:
@@ -130,14 +118,9 @@ class IndexCache:
         os.rename(scratch, path)
         return path
 
-    def leave_memory(self) -> bool:
-        """Write further indexes to a disk, because memory is full; return False if they were not in memory."""
-        was, self._memory = self._memory, None
-        return was is not None
-
     def documents(self) -> str | None:
         """Return the directory for copies of fetched documents; None for the system's temporary directory."""
-        return self._memory if self._problem is not None else self.directory
+        return None if self._problem is not None else self.directory
 
     def _sweep(self) -> None:
         """Remove files that are unused for a month, once per process and directory."""
@@ -182,31 +165,3 @@ def unsafe(directory: str) -> str | None:
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return "may be written by other users: chmod go-w"
     return None if os.access(directory, os.W_OK) else "not writable"
-
-
-def memory_directory() -> str | None:
-    """Return a writable directory whose files are in memory, not on a disk; None if there is none."""
-    from zarrfs.system.mounts import mount_at
-
-    with contextlib.suppress(OSError):
-        found = mount_at(_MEMORY)
-        if found is not None and found.fstype in ("tmpfs", "ramfs") and os.access(_MEMORY, os.W_OK | os.X_OK):
-            return _MEMORY
-    return None
-
-
-def _sweep_memory(place: str) -> None:
-    """Remove the directories that killed processes left in memory; a live process needs its own for seconds only."""
-    with os.scandir(place) as entries:
-        left = [entry for entry in entries if entry.name.startswith(_OWN) and entry.is_dir(follow_symlinks=False)]
-    for entry in left:
-        with contextlib.suppress(OSError):
-            with os.scandir(entry.path) as files:
-                times = {file.name: file.stat(follow_symlinks=False).st_mtime for file in files}
-            status = entry.stat(follow_symlinks=False)
-            ours = all(_INDEX_NAME.fullmatch(name) or _SCRATCH_NAME.fullmatch(name) for name in times)
-            old = time.time() - max([status.st_mtime, *times.values()]) > _FORGOTTEN
-            if ours and old and status.st_uid == os.geteuid():
-                for name in times:
-                    os.unlink(os.path.join(entry.path, name))
-                os.rmdir(entry.path)

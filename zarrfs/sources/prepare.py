@@ -217,8 +217,6 @@ def _compile(document: Document, options: Options, cache: IndexCache, key: str) 
                 raise SourceError(document.source, "changes while it is read")
             return cache.keep(scratch, key), notes
     except (OSError, sqlite3.Error) as exc:  # SQLite has its own: a full disk, a value over 1 GB
-        if cache.leave_memory():
-            return _compile(document, options, cache, key)
         reason = getattr(exc, "strerror", None) or str(exc)
         raise SourceError(document.source, f"cannot write its index in {cache.directory}: {reason}") from exc
 

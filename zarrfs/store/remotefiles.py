@@ -1,6 +1,6 @@
 """Reads of values behind URLs: they become reads of cached blocks, with read-ahead.
 
-Values of up to part_size= are one block. Larger ones are fetched in parts of that size, several in parallel ahead of a
+Values of up to PART bytes are one block. Larger ones are fetched in parts of that size, several in parallel ahead of a
 sequential reader, or for random reads in smaller pieces.
 """
 
@@ -21,6 +21,7 @@ from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import ReadError
 from zarrfs.net import openers
 from zarrfs.net.reach import Trust
+from zarrfs.net.request_queue import PART
 from zarrfs.net.responses import Entry, Page, System
 from zarrfs.system.buffers import Buffer, unfilled
 from zarrfs.system.localfiles import LocalFiles
@@ -48,7 +49,6 @@ class RemoteFiles:
         self._openers = openers.Openers(options, self, self.trust)
         self._below: RemoteFiles | None = None
         self._found: LRU[str, tuple[System, str]] = LRU(_FOUND)
-        self._part = max(options.part_size, _PIECE)
         self._streams = Streams(0, 0)
         self._bound_streams()
 
@@ -62,7 +62,7 @@ class RemoteFiles:
     async def size(self, url: str, begin: bool = False) -> int:
         """Return the size of `url` in bytes; with `begin`, fetch the first bytes as well."""
         system, path = await self.find(url)
-        size = await self.blocks.begin(self.first_block(system, path, 0, self._part)) if begin else None
+        size = await self.blocks.begin(self.first_block(system, path, 0, PART)) if begin else None
         if size is not None:
             return size
         found = await self.stat_at(system, path)
@@ -120,11 +120,11 @@ class RemoteFiles:
     async def _read_at(
         self, system: System, path: str, offset: int, length: int, low: int, high: int, expected: Entry | None
     ) -> Buffer:  # fmt: skip
-        if high - low <= self._part:
+        if high - low <= PART:
             whole = BlockRequest(system, path, low, high, expected)
             return await self.blocks.read(whole, offset, length, (offset, length))
         stream = self._streams.read((id(system), path, low), offset, offset + length)
-        if offset == low and high - low <= _WINDOW * self._part:
+        if offset == low and high - low <= _WINDOW * PART:
             stream.window = stream.window or high - low  # all parts, in parallel
         self._fetch_ahead(stream, system, path, low, high, expected)
         wanted = list(self._cover(BlockRequest(system, path, offset, offset + length, expected), low, high, stream))
@@ -155,7 +155,7 @@ class RemoteFiles:
         self, system: System, path: str, low: int, high: int, expected: Entry | None = None
     ) -> BlockRequest:
         """Return the first block of the value [low, high), which is what a prefetch fetches."""
-        return BlockRequest(system, path, low, min(high, low + self._part), expected)
+        return BlockRequest(system, path, low, min(high, low + PART), expected)
 
     async def read_all_at(self, system: System, path: str) -> bytes:
         """Return all bytes at `path`, uncached; raise ReadError if they are more than -o document_limit=."""
@@ -169,7 +169,7 @@ class RemoteFiles:
 
     async def look_at(self, system: System, path: str) -> Entry | None:
         """Stat the value at `path` by fetching its beginning into the cache; None: call stat_at() instead."""
-        return await self.blocks.look(self.first_block(system, path, 0, self._part))
+        return await self.blocks.look(self.first_block(system, path, 0, PART))
 
     async def listing_at(self, system: System, path: str) -> list[Entry] | None:
         """Return the entries of a directory; None if the server does not list it."""
@@ -199,15 +199,15 @@ class RemoteFiles:
     def _bound_streams(self) -> None:
         """Bound read-ahead by the current size of the cache."""
         most = self.blocks.bound_ahead()
-        self._streams.first, self._streams.most = min(_WINDOW * self._part, most), most
+        self._streams.first, self._streams.most = min(_WINDOW * PART, most), most
 
     def _cover(self, read: BlockRequest, low: int, high: int, stream: Stream) -> Iterator[BlockRequest]:
         """Yield the blocks of a read of a large value: parts for a sequential read, else pieces."""
         at = read.start
         while at < read.stop:
-            start = at - (at - low) % self._part
-            part = read._replace(start=start, stop=min(start + self._part, high))
-            alone = not stream.window and read.start > low and read.stop - read.start < self._part
+            start = at - (at - low) % PART
+            part = read._replace(start=start, stop=min(start + PART, high))
+            alone = not stream.window and read.start > low and read.stop - read.start < PART
             if alone and not self.blocks.cache.has(part.key):
                 start = at - (at - low) % _PIECE
                 part = read._replace(start=start, stop=min(start + _PIECE, high))
@@ -218,9 +218,9 @@ class RemoteFiles:
         self, stream: Stream, system: System, path: str, low: int, high: int, expected: Entry | None
     ) -> None:
         """Start fetching the parts in the read-ahead window of a stream, as far as there is memory."""
-        at = max(stream.started, stream.at - (stream.at - low) % self._part)
+        at = max(stream.started, stream.at - (stream.at - low) % PART)
         while stream.window and at < min(stream.at + stream.window, high):
-            part = BlockRequest(system, path, at, min(at + self._part, high), expected)
+            part = BlockRequest(system, path, at, min(at + PART, high), expected)
             if not self.blocks.cache.has(part.key):
                 ahead = self.blocks.ahead(part)
                 if ahead is None:
