@@ -12,13 +12,16 @@ import pytest
 import zarr
 
 from tests.conftest import DATA, run
+from tests.faultproxy import FaultProxy, proxy
 from tests.mounts.mounting import log_of, mount_lines, mounted
+from tests.mounts.remotevalues import cut, publish, read_all, whole
+from tests.mounts.remotevalues import document as write_document
 from tests.mounts.test_clients import check_hierarchy
 from tests.mounts.test_samples import REFERENCES, files_below, sha256
 from tests.mounts.test_semantics import error_of
 from tests.servers import S3, Faulty, Nginx, either_client, faulty, nginx, s3
 
-__all__ = ["either_client", "faulty", "nginx", "s3"]
+__all__ = ["either_client", "faulty", "nginx", "proxy", "s3"]
 
 
 def publish_references(root: Path) -> None:
@@ -125,3 +128,14 @@ def test_an_unreachable_store_is_refused_before_mounting(tmp_path: Path) -> None
     assert done.stderr.count("\n") == 1
     assert "http://127.0.0.1:9/store.zarr" in done.stderr
     assert not mount_lines(tmp_path / "mnt")
+
+
+def test_values_that_fit_in_memory_are_fetched_once(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
+    """Each read drops its pages from the page cache."""
+    values = cut(publish(nginx.plain.root, "fits.bin", 120 << 20), "v", 512 << 10)
+    source = write_document(tmp_path / "refs.json", {f"{proxy.url}/fits.bin": values})
+    with mounted(source, tmp_path / "mnt", "memory_limit=1GiB") as root:
+        assert read_all(root, whole(values), 4).right == len(values)
+        fetched = proxy.counts["GET"]
+        assert read_all(root, whole(values), 4).right == len(values)
+        assert proxy.counts["GET"] == fetched

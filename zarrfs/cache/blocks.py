@@ -205,7 +205,8 @@ class Blocks:
                 await ahead.done.wait()
         finally:
             for ahead in started:
-                ahead.drop()
+                if not ahead.done.is_set():
+                    ahead.drop()
             for one in wanted if leases else ():  # leases of fetches that were cancelled before they began
                 self._leave(leases.pop(one.key, None))
 

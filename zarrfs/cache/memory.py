@@ -1,29 +1,22 @@
 """BlockCache: blocks in memory, bounded in bytes. Each is fetched by one task, for any number of readers.
 
-The cache follows 2Q (Johnson and Shasha, VLDB 1994): blocks that were read once wait in a short queue, and only those
-that are read again in its older half, or soon after they left it, are kept by recency. A scan passes through the queue
-and does not displace blocks that are read repeatedly. The queue is short because the page cache also keeps what was
-read, and because memory that is soon reused is several times faster than fresh memory: a large file over https came at
-480 MB/s with the short queue, and at 345 MB/s with one as long as the whole cache.
+The least recently read block is evicted first. Blocks that were fetched ahead for a reader that went elsewhere are
+evicted before all others.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Sized
 from typing import Generic, TypeVar
 
 import trio
 
 from zarrfs.concurrency.budget import MemoryBudget
+from zarrfs.concurrency.lru import SizedLRU
 from zarrfs.concurrency.tasks import in_background
 
 V = TypeVar("V", bound=Sized)
-
-_QUEUE = 32 << 20  # bytes of blocks that were read once
-# eight for each block kept, within these bounds
-_GHOSTS, _GHOSTS_LEAST = 65_536, 1024  # most and least keys remembered of blocks that left the queue
 
 
 class _Fetch(Generic[V]):
@@ -50,7 +43,7 @@ class Ahead:
         self.done, self._leave = done, leave
 
     def drop(self) -> None:
-        """Cancel the fetch unless a reader waits for it. Call once."""
+        """Cancel the fetch unless a reader waits for it; evict the block soon if no reader has read it. Call once."""
         self._leave()
 
 
@@ -77,13 +70,10 @@ class BlockCache(Generic[V]):
         `is_out`: whether a server answers no requests now. Call suspend() when that begins.
         """
         self.max_bytes, self._is_paid, self._is_out = max_bytes, is_paid, is_out
-        self._fresh: OrderedDict[Hashable, V] = OrderedDict()  # fetched ahead and not read so far, oldest first
-        self._once: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()  # read once, oldest first, numbered
-        self._often: OrderedDict[Hashable, V] = OrderedDict()  # fetched again, least recently used first
-        self._ghosts: OrderedDict[Hashable, None] = OrderedDict()  # left _once without being fetched again
+        self._blocks: SizedLRU[Hashable, V] = SizedLRU(len)
         self._flights: dict[Hashable, _Fetch[V]] = {}
         self._unused: dict[Hashable, int] = {}  # bytes of blocks fetched ahead and not read yet
-        self._once_bytes = self._kept = self._number = self._unused_bytes = 0
+        self._unused_bytes = 0
         self._expected = MemoryBudget(max_bytes)
         self._reserved: dict[object, tuple[str, int]] = {}  # by holder: server and bytes of a fetch
         self._hits = self._misses = self._joins = 0
@@ -91,23 +81,15 @@ class BlockCache(Generic[V]):
 
     def peek(self, key: Hashable) -> V | None:
         """Return the block `key` if it is cached, and count a hit."""
-        block = self._often.get(key)
+        block = self._blocks.use(key)
         if block is not None:
-            self._often.move_to_end(key)
-        elif key in self._once:
-            block = self._again(key)
-        elif key in self._fresh:
+            self._hits += 1
             self._use(key)
-            block = self._fresh.pop(key)
-            self._queue(key, block)
-        else:
-            return None
-        self._hits += 1
         return block
 
     def has(self, key: Hashable) -> bool:
         """Return whether the block `key` is cached or being fetched."""
-        return key in self._once or key in self._often or key in self._fresh or key in self._flights
+        return key in self._blocks or key in self._flights
 
     async def get(self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], server: str = "") -> V:
         """Return the block `key`: cached, being fetched, or fetched now by `fetch`, which returns about `size` bytes.
@@ -163,6 +145,8 @@ class BlockCache(Generic[V]):
         landing = weakref.ref(flight)  # an Ahead may be kept for long after the block has left the cache
 
         def leave() -> None:
+            if key in self._unused:
+                self._blocks.age(key)
             if (found := landing()) is not None:
                 self._leave(key, found)
 
@@ -176,12 +160,10 @@ class BlockCache(Generic[V]):
 
     def rename(self, old: Hashable, new: Hashable) -> None:
         """Rename the block `old`, if it is cached and was read, to `new`, and count it as not read yet."""
-        found = self._once.get(old)
-        block = found[0] if found is not None else self._often.get(old)
-        if block is None:
+        block = self._blocks.peek(old)
+        if block is None or old in self._unused:
             return
         self.discard(old)
-        self._ghosts.pop(old, None)
         if self._may_come(new, len(block)):
             self._note_unused(new, len(block))
         self._keep(new, block)
@@ -196,20 +178,13 @@ class BlockCache(Generic[V]):
 
     def discard(self, key: Hashable) -> None:
         """Forget the block `key` if it is kept."""
-        if key in self._once:
-            block, _ = self._once.pop(key)
-            self._once_bytes -= len(block)
-        else:
-            found = self._often.pop(key, None) or self._fresh.pop(key, None)
-            if found is None:
-                return
-            block = found
-        self._kept -= len(block)
-        self._waste(key)
+        if key in self._blocks:
+            self._blocks.drop(key)
+            self._waste(key)
 
     def drop(self, wanted: Callable[[Hashable], bool]) -> None:
         """Forget the kept blocks whose key is `wanted`."""
-        for key in [key for key in (*self._once, *self._often, *self._fresh) if wanted(key)]:
+        for key in [key for key in self._blocks if wanted(key)]:
             self.discard(key)
 
     def suspend(self, server: str) -> None:
@@ -244,10 +219,9 @@ class BlockCache(Generic[V]):
 
     def stats(self) -> dict[str, int]:
         """Counters, for the log."""
-        blocks = len(self._once) + len(self._often) + len(self._fresh)
         return {
-            "hits": self._hits, "misses": self._misses, "joins": self._joins, "blocks": blocks, "kept": self._kept,
-            "expected": self._expected.held, "limit": self.max_bytes,
+            "hits": self._hits, "misses": self._misses, "joins": self._joins, "blocks": len(self._blocks),
+            "kept": self._blocks.bytes, "expected": self._expected.held, "limit": self.max_bytes,
         }  # fmt: skip
 
     def ahead_stats(self) -> dict[str, int]:
@@ -329,51 +303,11 @@ class BlockCache(Generic[V]):
             self._unused_bytes -= size
             self._dropped += 1
 
-    def _again(self, key: Hashable) -> V:
-        """Note another read of a block in the queue. If it is in the older half, keep it by recency from then on."""
-        block, number = self._once[key]
-        if self._number - number > len(self._once) // 2:
-            del self._once[key]
-            self._once_bytes -= len(block)
-            self._often[key] = block
-        return block
-
     def _keep(self, key: Hashable, block: V) -> None:
-        if key in self._once or key in self._often or key in self._fresh:
-            return  # a cancelled fetch has completed all the same
-        self._kept += len(block)
-        if key in self._unused:
-            self._fresh[key] = block
-        elif key in self._ghosts:
-            del self._ghosts[key]
-            self._often[key] = block
-        else:
-            self._queue(key, block)
-        self._evict()
-
-    def _queue(self, key: Hashable, block: V) -> None:
-        """Note that a block was read once."""
-        self._number += 1
-        self._once[key] = block, self._number
-        self._once_bytes += len(block)
-        while self._once_bytes > self._once_max and len(self._once) > 1:
-            self._forget_oldest()
-
-    def _forget_oldest(self) -> None:
-        key = next(iter(self._once))
-        self._ghosts[key] = None
-        most = min(_GHOSTS, max(_GHOSTS_LEAST, 8 * (len(self._once) + len(self._often))))
-        while len(self._ghosts) > most:
-            self._ghosts.popitem(last=False)
-        self.discard(key)
+        if key not in self._blocks:  # otherwise a cancelled fetch has completed all the same
+            self._blocks.put(key, block)
+            self._evict()
 
     def _evict(self) -> None:
-        while self._kept + self._expected.held > self.max_bytes and self._kept:
-            if self._once and (self._once_bytes > self.max_bytes // 4 or not (self._often or self._fresh)):
-                self._forget_oldest()
-            else:
-                self.discard(next(iter(self._often or self._fresh)))
-
-    @property
-    def _once_max(self) -> int:
-        return min(self.max_bytes, max(_QUEUE, self.max_bytes // 16))
+        while self._blocks and self._blocks.bytes + self._expected.held > self.max_bytes:
+            self.discard(next(iter(self._blocks)))

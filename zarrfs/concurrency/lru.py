@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -53,6 +53,9 @@ class SizedLRU(Generic[K, V]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._values)
 
     def __contains__(self, key: object) -> bool:
         return key in self._values
