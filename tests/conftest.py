@@ -88,8 +88,8 @@ def _planners_are_forked() -> Iterator[None]:
 
     program, patch = child._program, pytest.MonkeyPatch()
 
-    def planner(request: bytes, environment: dict[str, str]) -> forkserver.Planner | subprocess.Popen[bytes]:
-        return forkserver.plan(request, environment) or program(request, environment)
+    def planner(request: bytes) -> forkserver.Planner | subprocess.Popen[bytes]:
+        return forkserver.plan(request) or program(request)
 
     patch.setattr(child, "_program", planner)
     yield

@@ -108,9 +108,9 @@ class Planner:
             return _number(self._link)
 
 
-def plan(request: bytes, environment: Mapping[str, str]) -> Planner | None:
+def plan(request: bytes) -> Planner | None:
     """Start a child that answers `request` (zarrfs.sources.child); None if it must be a new interpreter instead."""
-    server = None if environment else _usable(os.environ)
+    server = _usable(os.environ)
     return None if server is None else Planner(server, request)
 
 

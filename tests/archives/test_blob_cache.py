@@ -206,7 +206,7 @@ def test_a_foreign_directory_named_blobs_is_left_alone(tmp_path: Path, caplog: p
 
 def test_a_disk_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error is logged once, and no blobs are written for a while."""
-    disk = DiskBlobs(str(tmp_path), 1 << 30, 0)
+    disk = DiskBlobs(str(tmp_path), 1 << 30)
 
     def full(*arguments: Any, **more: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -226,7 +226,7 @@ from zarrfs.archives.blob_cache import DiskBlobs
 children = []
 for _ in range(4):
     if not (child := os.fork()):
-        disk = DiskBlobs(sys.argv[1], 64 << 20, 0)
+        disk = DiskBlobs(sys.argv[1], 64 << 20)
         for at in range(40):
             data = at.to_bytes(4, "big") * 1024
             disk.put(f"sha1-{hashlib.sha1(data).hexdigest()}", data)

@@ -131,7 +131,7 @@ def ranges(seed: int, largest: int) -> Iterator[tuple[str, TargetVersion, int, i
 def churn(directory: str, size: int, seed: int, largest: int) -> None:
     """Write and read until killed; on a wrong byte or an exception, create the file DIRECTORY.WRONG and exit."""
     try:
-        cache = DiskCache(directory, size, 0)
+        cache = DiskCache(directory, size)
         for count, (target, version, start, stop, run) in enumerate(ranges(seed, largest)):
             if not found(cache, target, start, stop, version):
                 cache.write(target, version, start, content(target, version, start, stop), run)

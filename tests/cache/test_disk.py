@@ -79,7 +79,7 @@ DAMAGES: dict[str, Callable[[Path, IndexRow], None]] = {
 @pytest.mark.parametrize("run", [False, True], ids=["block", "run"])
 @pytest.mark.parametrize("how", DAMAGES)
 def test_a_damaged_block_is_a_miss_and_can_be_written_again(how: str, run: bool, tmp_path: Path) -> None:
-    cache = DiskCache(str(tmp_path), SIZE, 0)
+    cache = DiskCache(str(tmp_path), SIZE)
     write(cache, T, 0, 10)
     write(cache, T, 4096, 14_096, run=run)
     row = next(row for row in rows(tmp_path) if row.length == 10_000)
@@ -88,27 +88,27 @@ def test_a_damaged_block_is_a_miss_and_can_be_written_again(how: str, run: bool,
     assert cache.stats()["errors"] >= 1
     flush(cache)
     assert not [row for row in rows(tmp_path) if row.length == 10_000]
-    again = DiskCache(str(tmp_path), SIZE, 0)
+    again = DiskCache(str(tmp_path), SIZE)
     write(again, T, 4096, 14_096, run=run)
     assert found(again, T, 4096, 14_096)
 
 
 @pytest.mark.parametrize("how", DAMAGES)
 def test_a_damaged_version_record_is_a_miss_and_can_be_written_again(how: str, tmp_path: Path) -> None:
-    cache = DiskCache(str(tmp_path), SIZE, 0)
+    cache = DiskCache(str(tmp_path), SIZE)
     version = TargetVersion("e" * 6000, 3)
     remember(cache, T, version)
     [row] = rows(tmp_path)
     DAMAGES[how](segment_of(tmp_path, row), row)
     assert cache.version(T, 0) is None
-    again = DiskCache(str(tmp_path), SIZE, 0)
+    again = DiskCache(str(tmp_path), SIZE)
     remember(again, T, version)
     assert again.version(T, 0) == version
 
 
 @pytest.mark.parametrize("place", [0, 10, 16, 24, 32, 40, 44, 48, 63])
 def test_a_damaged_index_row_is_a_miss(place: int, tmp_path: Path) -> None:
-    cache = DiskCache(str(tmp_path), SIZE, 0)
+    cache = DiskCache(str(tmp_path), SIZE)
     write(cache, T, 0, 1000)
     index = tmp_path / LAYOUT / INDEX
     at = next(at for at in range(0, index.stat().st_size, 64) if any(index.read_bytes()[at : at + 16]))
@@ -120,17 +120,17 @@ def test_a_damaged_index_row_is_a_miss(place: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 5000])
 def test_a_truncated_index_can_be_written_to_again(size: int, tmp_path: Path) -> None:
-    cache = DiskCache(str(tmp_path), SIZE, 0)
+    cache = DiskCache(str(tmp_path), SIZE)
     write(cache, T, 0, 1000)
     os.truncate(tmp_path / LAYOUT / INDEX, size)
-    for one in (cache, DiskCache(str(tmp_path), SIZE, 0)):
+    for one in (cache, DiskCache(str(tmp_path), SIZE)):
         found(one, T, 0, 1000)
         write(one, T, 0, 1000)
         assert found(one, T, 0, 1000)
 
 
 def test_a_segment_in_place_of_another_is_refused(tmp_path: Path) -> None:
-    caches = [DiskCache(str(tmp_path), SIZE, 0) for _ in range(2)]
+    caches = [DiskCache(str(tmp_path), SIZE) for _ in range(2)]
     for number, cache in enumerate(caches):  # each cache has a segment of its own
         write(cache, T, number * 1000, number * 1000 + 1000)
     one, two = segments(tmp_path)
@@ -139,7 +139,7 @@ def test_a_segment_in_place_of_another_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_directory_with_content_in_place_of_a_segment(tmp_path: Path) -> None:
-    cache = DiskCache(str(tmp_path), SIZE, 0)
+    cache = DiskCache(str(tmp_path), SIZE)
     write(cache, T, 0, 1000)
     [path] = segments(tmp_path)
     path.unlink()
@@ -158,7 +158,7 @@ def test_a_directory_with_content_in_place_of_a_segment(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("run", [False, True], ids=["block", "run"])
 def test_another_target_version_or_range_is_a_miss(run: bool, tmp_path: Path) -> None:
-    cache = DiskCache(str(tmp_path), SIZE, 0)
+    cache = DiskCache(str(tmp_path), SIZE)
     write(cache, T, 0, 1000, run=run)
     assert cache.read(T, ONE, 0, 1000) is not None
     others = [(T, TWO, 0, 1000), (T, ONE._replace(size=7), 0, 1000), (T + "x", ONE, 0, 1000), (T, ONE, 999, 1001)]
@@ -169,10 +169,10 @@ def test_another_target_version_or_range_is_a_miss(run: bool, tmp_path: Path) ->
 
 
 def test_any_range_within_a_run_is_found(tmp_path: Path) -> None:
-    cache = DiskCache(str(tmp_path), SIZE, 0)
+    cache = DiskCache(str(tmp_path), SIZE)
     write(cache, T, MIB - 5000, 3 * MIB + 5000, run=True)
     assert len(rows(tmp_path)) == 4
-    again = DiskCache(str(tmp_path), SIZE, 0)
+    again = DiskCache(str(tmp_path), SIZE)
     for start, stop in ((MIB - 5000, MIB), (MIB - 1, MIB + 1), (MIB + 7, MIB + 8), (2 * MIB - 500, 3 * MIB - 600)):
         assert found(again, T, start, stop)
     assert not found(again, T, MIB - 5001, MIB)
@@ -186,7 +186,7 @@ def test_any_range_within_a_run_is_found(tmp_path: Path) -> None:
 
 
 def test_opening_and_reading_create_no_files(tmp_path: Path) -> None:
-    cache = DiskCache(str(tmp_path / "new"), 1 << 40, 0)
+    cache = DiskCache(str(tmp_path / "new"), 1 << 40)
     assert not found(cache, T, 0, 1000)
     assert cache.version(T, 0) is None
     cache.close()
@@ -195,7 +195,7 @@ def test_opening_and_reading_create_no_files(tmp_path: Path) -> None:
 
 
 def test_a_large_range_is_found_within_a_run(tmp_path: Path) -> None:
-    cache = DiskCache(str(tmp_path), SIZE, 0)
+    cache = DiskCache(str(tmp_path), SIZE)
     write(cache, T, MIB // 2, 4 * MIB, run=True)
     assert found(cache, T, MIB // 2, 4 * MIB)
     assert found(cache, T, MIB, 3 * MIB + 5)
@@ -204,7 +204,7 @@ def test_a_large_range_is_found_within_a_run(tmp_path: Path) -> None:
 
 
 def test_two_caches_share_a_directory_and_write_a_block_once(tmp_path: Path) -> None:
-    one, two = DiskCache(str(tmp_path), SIZE, 0), DiskCache(str(tmp_path), SIZE, 0)
+    one, two = DiskCache(str(tmp_path), SIZE), DiskCache(str(tmp_path), SIZE)
     write(one, T, 0, 1000)
     assert found(two, T, 0, 1000)
     write(two, T, 0, 1000)
@@ -212,7 +212,7 @@ def test_two_caches_share_a_directory_and_write_a_block_once(tmp_path: Path) -> 
 
 
 def test_threads_share_one_cache(tmp_path: Path) -> None:
-    cache, wrong = DiskCache(str(tmp_path), SIZE, 0), []
+    cache, wrong = DiskCache(str(tmp_path), SIZE), []
 
     def work(seed: int) -> None:
         try:
@@ -236,7 +236,7 @@ def test_other_layouts_are_left_alone(tmp_path: Path) -> None:
     for name in ("zarrfs-blocks-0", "zarrfs-blocks-3", "mine"):
         (tmp_path / name / "00").mkdir(parents=True)
         (tmp_path / name / "00" / ("0" * 30)).write_bytes(b"x")
-    cache = DiskCache(str(tmp_path), SIZE, 0)
+    cache = DiskCache(str(tmp_path), SIZE)
     write(cache, T, 0, 1000)
     assert found(cache, T, 0, 1000)
     assert sorted(os.listdir(tmp_path)) == ["mine", "zarrfs-blocks-0", LAYOUT, "zarrfs-blocks-3"]
@@ -247,7 +247,7 @@ def test_new_parent_directories_are_writable_by_their_owner_alone(tmp_path: Path
     """Even with umask 0, as in the daemon of a writable mount: otherwise other users could add their own blocks."""
     umask = os.umask(0)
     try:
-        write(DiskCache(str(tmp_path / "a/b/c"), SIZE, 0), T, 0, 1000)
+        write(DiskCache(str(tmp_path / "a/b/c"), SIZE), T, 0, 1000)
     finally:
         os.umask(umask)
     modes = [stat.S_IMODE((tmp_path / path).stat().st_mode) for path in ("a", "a/b", "a/b/c")]
@@ -258,12 +258,12 @@ def test_new_parent_directories_are_writable_by_their_owner_alone(tmp_path: Path
 def test_links_lead_nowhere(which: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The cache never follows a symbolic link in place of its directory, its index or a segment."""
     cache, other = tmp_path / "c", tmp_path / "other"
-    write(DiskCache(str(cache), SIZE, 0), T, 0, 1000)
+    write(DiskCache(str(cache), SIZE), T, 0, 1000)
     linked = {"directory": cache / LAYOUT, "index": cache / LAYOUT / INDEX, "segment": segments(cache)[0]}[which]
     linked.rename(other)
     linked.symlink_to(other)
     before = {path: path.stat().st_mtime_ns for path in (other, *other.rglob("*"))}
-    fresh = DiskCache(str(cache), SIZE, 0)
+    fresh = DiskCache(str(cache), SIZE)
     assert not found(fresh, T, 0, 1000)
     write(fresh, T, 0, 1000)
     assert found(fresh, T, 0, 1000) == (which == "segment")
@@ -276,13 +276,13 @@ def test_the_directory_of_another_user_is_not_used_even_by_root(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its owner could change the blocks in it. A directory that other users may write to is used: they share it."""
-    write(DiskCache(str(tmp_path), SIZE, 0), T, 0, 1000)
+    write(DiskCache(str(tmp_path), SIZE), T, 0, 1000)
     os.chown(tmp_path / LAYOUT, 65534, 65534)
-    cache = DiskCache(str(tmp_path), SIZE, 0)
+    cache = DiskCache(str(tmp_path), SIZE)
     for _ in range(3):
         assert not found(cache, T, 0, 1000)
         write(cache, T, 0, 1000)
     assert len(caplog.messages) == 1
     assert "zarrfs-blocks-2 in it belongs to user 65534 alone" in caplog.text
     (tmp_path / LAYOUT).chmod(0o770)
-    assert found(DiskCache(str(tmp_path), SIZE, 0), T, 0, 1000)
+    assert found(DiskCache(str(tmp_path), SIZE), T, 0, 1000)

@@ -40,7 +40,7 @@ class Dictionary(RuleBasedStateMachine):
         self.patch.setattr(diskspace.secrets, "randbits", lambda bits: next(self.numbers))
         self.numbers = itertools.count()
         self.directory = tempfile.mkdtemp()
-        self.caches = [DiskCache(self.directory, SIZE, 0) for _ in range(2)]
+        self.caches = [DiskCache(self.directory, SIZE) for _ in range(2)]
         self.exact: set[Any] = set()
         self.pieces: dict[Any, list[tuple[int, int]]] = {}
         self.records: dict[str, TargetVersion] = {}
@@ -105,7 +105,7 @@ class Dictionary(RuleBasedStateMachine):
     @rule(number=caches)
     def reopen(self, number: int) -> None:
         self.caches[number].close()
-        self.caches[number] = DiskCache(self.directory, SIZE, 0)
+        self.caches[number] = DiskCache(self.directory, SIZE)
 
     @rule(which=st.integers(0, 10**6))
     def evict(self, which: int) -> None:

@@ -111,7 +111,7 @@ def test_du_never_exceeds_the_size_while_four_processes_write(tmp_path: Path) ->
 @pytest.mark.parametrize("size", [0, 1, 4096, 700_000, MIB, 3 * MIB])
 def test_small_sizes_are_not_exceeded(size: int, tmp_path: Path) -> None:
     """A cache of less than 1 MiB keeps nothing."""
-    cache = DiskCache(str(tmp_path), size, 0)
+    cache = DiskCache(str(tmp_path), size)
     base = taken(tmp_path)
     for target, version, start, stop, run in (next(many) for many in [ranges(1, 400_000)] for _ in range(100)):
         write(cache, target, start, stop, version, run)
@@ -123,7 +123,7 @@ def test_small_sizes_are_not_exceeded(size: int, tmp_path: Path) -> None:
 
 
 def test_a_block_larger_than_half_of_the_cache_is_not_kept(tmp_path: Path) -> None:
-    cache = DiskCache(str(tmp_path), 8 * MIB, 0)
+    cache = DiskCache(str(tmp_path), 8 * MIB)
     write(cache, T, 0, 5 * MIB)
     assert not found(cache, T, 0, 5 * MIB)
     write(cache, T, 0, 1000)
@@ -134,7 +134,7 @@ def test_a_block_larger_than_half_of_the_cache_is_not_kept(tmp_path: Path) -> No
 def test_the_least_recently_used_segments_are_evicted(tmp_path: Path) -> None:
     """A segment has 512 KiB here. Reading one block of a segment keeps all blocks of that segment."""
     size, block = 32 * MIB, 256 << 10
-    cache = DiskCache(str(tmp_path), size, 0)
+    cache = DiskCache(str(tmp_path), size)
     for number in range(100):
         write(cache, T, number * block, (number + 1) * block)
         os.utime(segments(tmp_path)[-1], (1e9 + number, 1e9 + number))
@@ -154,11 +154,11 @@ def test_the_least_recently_used_segments_are_evicted(tmp_path: Path) -> None:
 
 
 def test_a_cache_over_its_size_shrinks_with_the_next_segment(tmp_path: Path) -> None:
-    cache = DiskCache(str(tmp_path), 64 * MIB, 0)
+    cache = DiskCache(str(tmp_path), 64 * MIB)
     for number in range(50):
         write(cache, T, number * MIB, (number + 1) * MIB)
     assert taken(tmp_path) > 50 * MIB
-    cache = DiskCache(str(tmp_path), 16 * MIB, 0)
+    cache = DiskCache(str(tmp_path), 16 * MIB)
     write(cache, T, 50 * MIB, 52 * MIB)
     assert taken(tmp_path) <= 16 * MIB
     assert found(cache, T, 50 * MIB, 52 * MIB)
@@ -166,7 +166,7 @@ def test_a_cache_over_its_size_shrinks_with_the_next_segment(tmp_path: Path) -> 
 
 def test_many_processes_share_a_small_cache(tmp_path: Path) -> None:
     size = 32 * MIB
-    caches = [DiskCache(str(tmp_path), size, 0) for _ in range(40)]
+    caches = [DiskCache(str(tmp_path), size) for _ in range(40)]
     for turn in range(3):
         for number, cache in enumerate(caches):
             start = (turn * 40 + number) * MIB
@@ -178,7 +178,7 @@ def test_many_processes_share_a_small_cache(tmp_path: Path) -> None:
 
 def test_the_index_is_bounded_too(tmp_path: Path) -> None:
     """An index at its limit overwrites rows of other blocks, and leads to no wrong bytes."""
-    cache = DiskCache(str(tmp_path), 2 * MIB, 0)
+    cache = DiskCache(str(tmp_path), 2 * MIB)
     for number in range(4000):
         cache.write(T, ONE, number * 10, content(T, ONE, number * 10, number * 10 + 10))
     flush(cache)
@@ -206,7 +206,7 @@ def test_a_killed_writer_leaves_no_damaged_blocks(tmp_path: Path) -> None:
         time.sleep(seeds.uniform(0.01, 0.1) * max(1, turn - KILLS))
         end([process], directory)
         assert process.exitcode == -signal.SIGKILL
-        mine = DiskCache(str(directory), size, 0)
+        mine = DiskCache(str(directory), size)
         many = ranges(turn % 5, MIB)
         for target, version, start, stop, _run in (next(many) for _ in range(40)):
             wrote += found(mine, target, start, stop, version)
@@ -216,7 +216,7 @@ def test_a_killed_writer_leaves_no_damaged_blocks(tmp_path: Path) -> None:
         assert not directory.exists() or checked_blocks(directory)[1] == 0
     assert wrote > KILLS
     assert taken(directory) <= size
-    last = DiskCache(str(directory), size, 0)
+    last = DiskCache(str(directory), size)
     write(last, T, 0, MIB)
     assert found(last, T, 0, MIB)
 
@@ -258,7 +258,7 @@ def test_a_full_disk(options: str, tmp_path: Path, caplog: pytest.LogCaptureFixt
                 (place / str(number)).touch()
         else:
             (place / "others").write_bytes(bytes(4 * MIB - 40_000))
-        cache = DiskCache(str(place / "c"), 1 << 30, 0)
+        cache = DiskCache(str(place / "c"), 1 << 30)
         for number in range(20):
             write(cache, T, number * MIB, number * MIB + 70_000, run=number % 2 == 0)
             remember(cache, f"{T}{number}", ONE)
@@ -277,7 +277,7 @@ def test_a_full_disk(options: str, tmp_path: Path, caplog: pytest.LogCaptureFixt
 @needs_root
 def test_a_disk_smaller_than_the_cache(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with small_disk(tmp_path / "small", 16 * MIB) as place:
-        cache = DiskCache(str(place / "c"), 1 << 30, 0)
+        cache = DiskCache(str(place / "c"), 1 << 30)
         for number in range(60):
             write(cache, T, number * MIB, number * MIB + 700_000)
         there = [found(cache, T, number * MIB, number * MIB + 700_000) for number in range(60)]
@@ -290,7 +290,7 @@ def test_a_disk_smaller_than_the_cache(tmp_path: Path, caplog: pytest.LogCapture
 @needs_root
 def test_a_disk_that_becomes_read_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with small_disk(tmp_path / "small", 64 * MIB) as place:
-        first = DiskCache(str(place / "c"), 1 << 30, 0)
+        first = DiskCache(str(place / "c"), 1 << 30)
         write(first, T, 0, 1000)
         write(first, T, 0, 1000, run=True)
         remember(first, T, ONE)
@@ -298,7 +298,7 @@ def test_a_disk_that_becomes_read_only(tmp_path: Path, caplog: pytest.LogCapture
         for path in segments(place / "c"):
             os.utime(path, (1e9, 1e9))
         subprocess.run(["mount", "-o", "remount,ro", place], check=True)
-        for cache in (first, DiskCache(str(place / "c"), 1 << 30, 0)):
+        for cache in (first, DiskCache(str(place / "c"), 1 << 30)):
             write(cache, T, 1000, 2000)
             remember(cache, T, TWO)
             remember(cache, T, ONE)

@@ -286,7 +286,7 @@ def test_paths_in_storage_options_resolve_beside_the_file(
         ("[options]\nguard = ''", "[options] guard: expected true or false"),
         ("[options]\numask = 0o22", "[options] umask: expected text, in quotes"),
         ("[options]\nblobs = [1]", "[options] blobs: expected text, in quotes"),
-        ("[options]\nclient = ['auto']", "[options] client: expected text, in quotes"),
+        ("[options]\nlog_level = ['info']", "[options] log_level: expected text, in quotes"),
         ("[options]\nbase = 'x'", "[options] base: belongs to one source: in a [source] section"),
         ("[options]\nconfig = 'x'", "[options] config: a file names no other"),
         ("[options]\nstorage_options = '{}'", "[options] storage_options: is for the command line"),

@@ -93,9 +93,9 @@ def test_one_child_plans_many_small_documents(tmp_path: Path, monkeypatch: pytes
     started: list[int] = []
     start = child.start
 
-    def counted(request: bytes, forks: bool, environment: dict[str, str]) -> subprocess.Popen[bytes] | child.Fork:
+    def counted(request: bytes, forks: bool) -> subprocess.Popen[bytes] | child.Fork:
         started.append(len(json.loads(request)["sources"]))
-        return start(request, forks, environment)
+        return start(request, forks)
 
     monkeypatch.setattr(child, "start", counted)
     names = [str(tmp_path / f"{number}.json") for number in range(7)]
@@ -123,12 +123,12 @@ def test_a_child_that_dies_fails_only_its_own_document(tmp_path: Path, monkeypat
     calls = []
     program = child._program
 
-    def dying(request: bytes, forks: bool, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    def dying(request: bytes, forks: bool) -> subprocess.Popen[bytes]:
         asked = json.loads(request)["sources"]
         calls.append(len(asked))
         if any("bad" in one for one in asked):
             return subprocess.Popen([sys.executable, "-c", killing], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-        return program(request, environment)
+        return program(request)
 
     for name in ("a", "bad", "c"):
         (tmp_path / f"{name}.json").write_text(json.dumps({"version": 1, "refs": {"k": "x"}}))
