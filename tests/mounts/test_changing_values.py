@@ -29,7 +29,7 @@ from zarrfs.store.values import open_sized
 
 __all__ = ["nginx"]
 
-SIZE = 12 << 20
+SIZE = 24 << 20  # more than a reader of the beginning makes zarrfs fetch
 LATER = 3 * SIZE // 4  # not in the block that a read of the beginning fetches
 SMALL = "prefetch=0B,metadata_ttl=200ms"  # values of this size are fetched in pieces
 METADATA = {"zarr_format": 2, "shape": [2 * SIZE], "chunks": [SIZE], "dtype": "|u1", "compressor": None,

@@ -46,7 +46,7 @@ def mount(machine: Machine) -> Iterator[Mount]:
     """Yield a function that mounts the archive as root with options; unmount the archive afterwards."""
 
     def mounted(*options: str) -> None:
-        done = machine.run("zarrfs", "mount", "/srv/a.json", MNT, "-o", ",".join(("ro", *options)))
+        done = machine.run("zarrfs", "mount", "/srv/a.json", MNT, "-o", ",".join(("log_level=info", *options)))
         assert (done.returncode, done.stderr) == (0, "")
 
     yield mounted

@@ -253,7 +253,7 @@ def write_until_it_fails(root: Path, synced: int, progress: dict[str, int]) -> i
 @pytest.mark.timeout(300)
 def test_an_interrupted_copy_up_leaves_the_source_file(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
     """The server stops in the middle of a response; then the daemon is killed."""
-    data = os.urandom(12 << 20)
+    data = os.urandom(24 << 20)
     (nginx.plain.root / "copied.bin").write_bytes(data)
     source = document(tmp_path, {"d/x": [f"{proxy.url}/copied.bin", 0, len(data)], "e": "e"})
     options, root = f"{upper(tmp_path)},prefetch=0B", tmp_path / "mnt"
