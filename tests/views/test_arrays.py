@@ -253,7 +253,7 @@ def test_an_open_array_whose_layout_changes_is_an_error(key: str, change: dict[s
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-def test_open_attributes_fail_once_they_change_and_the_open_array_stays_readable(tmp_path: Path) -> None:
+def test_open_attributes_are_those_of_the_opening_and_the_open_array_stays_readable(tmp_path: Path) -> None:
     small(zarr.open_group(tmp_path, mode="w", zarr_format=2), "x")
 
     async def main() -> None:
@@ -261,8 +261,7 @@ def test_open_attributes_fail_once_they_change_and_the_open_array_stays_readable
             array, document = await view.open("x.npy"), await view.open("x.json")
             (tmp_path / "x/.zattrs").write_text('{"n": 7}')
             await trio.sleep(2.2)
-            with pytest.raises(TargetChanged):
-                await document.read(0, document.size)
+            assert b"7" not in bytes(await document.read(0, document.size))
             assert json.loads(bytes(await view.get("x.json"))) == {"n": 7}
             assert bytes(await array.read(0, array.size)) == npy(3)
 

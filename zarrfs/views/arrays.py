@@ -7,8 +7,8 @@ of the store is named `array`.
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import logging
 from collections.abc import AsyncIterator, Hashable
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ import trio
 
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import for_each
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound, TargetChanged
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound
 from zarrfs.store.api import (
     Info,
     Kind,
@@ -27,15 +27,12 @@ from zarrfs.store.api import (
     name_rule,
     split_key,
 )
-from zarrfs.system.buffers import Buffer
-from zarrfs.views.flat_arrays import DecodedView, FlatArrays
-from zarrfs.views.hierarchy import Hierarchy, Node
+from zarrfs.views.flat_arrays import DecodedView, File, FlatArrays, Part
+from zarrfs.views.hierarchy import Node
 from zarrfs.zarr.dtypes import as_v2
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.model import ArrayMetadata
-
-log = logging.getLogger(__name__)
 
 ATTRIBUTES = ".attributes.json"  # of a group
 ROOT = "array"  # the name of an array at the root of its store
@@ -68,16 +65,19 @@ class _ViewEntry(NamedTuple):
 
 
 class ArraysView(DecodedView):
-    """A store of flat files. Arrays that no file can represent are left out with a warning."""
+    """A store of flat files. Arrays that no file can represent are left out with a warning.
+
+    An open file has the text of its opening. Reads of items fail if the array has changed in anything but attributes.
+    """
+
+    name = "arrays"
 
     def __init__(self, store: Store, raw: bool, budget: int) -> None:
         """`raw`: files without headers; `budget`: bytes of decoded chunks to cache."""
         super().__init__(store, FlatArrays(store, budget))
         self._raw = raw
         self._suffixes = (".bin", ".json") if raw else (".json", ".npy")
-        self._hierarchy = Hierarchy(store)
         self._entries: LRU[str, tuple[float, _ViewEntry]] = LRU(_ENTRIES)  # with the time of the lookup
-        self._left_out: dict[str, str] = {}
 
     # -- the Store protocol
 
@@ -88,7 +88,7 @@ class ArraysView(DecodedView):
         entry = await self._find(prefix)
         if entry.text is not None:
             raise NotDirectory(prefix)
-        names = [] if entry.node.leaf else [info.name async for info in self._hierarchy.children(entry.node)]
+        names = [] if entry.node.leaf else [info.name async for info in self.hierarchy.children(entry.node)]
         taken = {name for name in names if name.endswith(self._suffixes)}
         # an entry has the name of its child, perhaps with a suffix: it may follow `after` if that starts with the name
         names = sorted(name for name in names if name >= after or after.startswith(name))
@@ -112,40 +112,17 @@ class ArraysView(DecodedView):
         entry = await self._find(key)
         if entry.text is None:
             raise IsDirectory(key)
-        info = self._info(split_key(key)[1], entry)
-        return _ArrayValue(self, key, entry, info, entry.layout if self.immutable else None)
+        parts = (Part(len(entry.text), entry.size, entry.node),) if entry.items else ()
+        return self.opened(key, File(self._info(split_key(key)[1], entry), ((0, entry.text),), parts, entry.layout))
 
-    async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
-        return await self._read(key, await self._find(key), start, length)
-
-    async def read_opened(self, key: str, opened: _ViewEntry, start: int, length: int) -> Buffer:
-        """Return bytes of a file that was opened as `opened`. Raise TargetChanged if its layout has changed."""
-        entry = await self._find(key)
-        if entry.node is not opened.node and entry.layout != opened.layout:
-            raise TargetChanged(key, "has changed since it was opened")
-        return await self._read(key, entry, start, length)
-
-    async def _read(self, key: str, entry: _ViewEntry, start: int, length: int | None) -> Buffer:
-        if entry.text is None:
-            raise IsDirectory(key)
-        stop = entry.size if length is None else min(entry.size, start + length)
-        text, begin = entry.text, len(entry.text)
-        if not entry.items or stop <= begin:
-            return text[start:stop]
-        if start >= stop:
-            return b""
-        items = await self._arrays.reader(entry.node).read(max(start - begin, 0), stop - begin)
-        return items if start >= begin else b"".join((text[start:], items))
+    async def check(self, key: str, node: Node) -> None:
+        found = await self.hierarchy.node(node.path)
+        if found is None or (_without_attributes(found), found.chunks) != (_without_attributes(node), node.chunks):
+            await super().check(key, node)
 
     async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         entry = await self._find(key)
         return {"node": entry.node.path, "documents": list(entry.node.documents)}
-
-    # -- left out arrays
-
-    async def left_out(self, key: str) -> dict[str, str]:
-        """Return why arrays at or below `key` are left out, by path, of those looked up so far."""
-        return {path: why for path, why in self._left_out.items() if not key or f"{path}/".startswith(f"{key}/")}
 
     # -- keys
 
@@ -161,19 +138,19 @@ class ArraysView(DecodedView):
 
     async def _look_up(self, key: str) -> _ViewEntry:
         prefix, name = split_key(key)
-        group, rest = await self._hierarchy.find(prefix)
+        group, rest = await self.hierarchy.find(prefix)
         if not key:
             return _ViewEntry(group)
         if rest or (group.leaf and prefix):
             raise NotFound(key)
         found = dict(self._own_files(group)).get(name)
         if not group.leaf:
-            child = await self._hierarchy.node(key)
+            child = await self.hierarchy.node(key)
             if child is not None and not child.leaf:
                 return _ViewEntry(child)
             base, dot, suffix = name.rpartition(".")
             if found is None and base and dot + suffix in self._suffixes:
-                array = await self._hierarchy.node(join_key(prefix, base))
+                array = await self.hierarchy.node(join_key(prefix, base))
                 found = self._file(array, dot + suffix) if array is not None and array.leaf else None
         if found is None:
             raise NotFound(key)
@@ -186,17 +163,17 @@ class ArraysView(DecodedView):
             return [(name, file) for name, file in made if file is not None]
         attributes = group.metadata.attributes if group.metadata is not None else {}
         if group.problem is not None:
-            self._leave_out(group, group.problem)
+            self.leave_out(group.path, group.problem)
         try:
             return [(ATTRIBUTES, _ViewEntry(group, _json(dict(attributes))))] if attributes else []
         except MetadataError as exc:
-            self._leave_out(group, f"{ATTRIBUTES}: {exc}")
+            self.leave_out(group.path, f"{ATTRIBUTES}: {exc}")
             return []
 
     async def _entries_of(self, group: Node, name: str, taken: set[str]) -> list[Info]:
         """Return the entries of the child `name` of a group; `taken`: names of children that its files might have."""
         path = join_key(group.path, name)
-        node = await self._hierarchy.node(path)
+        node = await self.hierarchy.node(path)
         if node is None:
             return []
         if not node.leaf:
@@ -204,11 +181,11 @@ class ArraysView(DecodedView):
         found = []
         for suffix in self._suffixes:
             file, called = self._file(node, suffix), name + suffix
-            other = await self._hierarchy.node(path + suffix) if called in taken else None
+            other = await self.hierarchy.node(path + suffix) if called in taken else None
             rule = name_rule(called)
             if file is None or rule is not None or called == ATTRIBUTES or (other is not None and not other.leaf):
                 if file is not None:
-                    self._leave_out(node, f"{suffix}: {rule or 'a group has that name'}")
+                    self.leave_out(node.path, f"{suffix}: {rule or 'a group has that name'}")
                 continue
             found.append(self._info(called, file))
         return found
@@ -229,14 +206,9 @@ class ArraysView(DecodedView):
             if suffix == ".json":
                 return _ViewEntry(node, _json(_description(array, fortran) if self._raw else dict(array.attributes)))
         except MetadataError as exc:
-            self._leave_out(node, str(exc))
+            self.leave_out(node.path, str(exc))
             return None
         return _ViewEntry(node, header, size)
-
-    def _leave_out(self, node: Node, reason: str) -> None:
-        if self._left_out.get(node.path) != reason:
-            self._left_out[node.path] = reason
-            log.warning("%s: left out of view=arrays: %s", node.path or "/", reason)
 
     def _info(self, name: str, entry: _ViewEntry) -> Info:
         node = entry.node
@@ -246,21 +218,9 @@ class ArraysView(DecodedView):
         return Info(name, Kind.FILE, entry.size, node.mode, node.mtime_ns, identity=identity)
 
 
-class _ArrayValue(Value):
-    """An open flat file of the view.
-
-    Its layout is pinned: a read raises TargetChanged if the layout has changed. Its chunks are not: they are looked up
-    at every read, and change with the source.
-    """
-
-    __slots__ = ("_entry", "_key", "_view")
-
-    def __init__(self, view: ArraysView, key: str, entry: _ViewEntry, info: Info, version: Hashable | None) -> None:
-        super().__init__(info, version)
-        self._view, self._key, self._entry = view, key, entry
-
-    async def read(self, start: int, length: int) -> Buffer:
-        return await self._view.read_opened(self._key, self._entry, start, length)
+def _without_attributes(node: Node) -> ArrayMetadata | None:
+    array = node.metadata
+    return dataclasses.replace(array, attributes={}) if isinstance(array, ArrayMetadata) else None
 
 
 def _description(array: ArrayMetadata, fortran: bool) -> JSON:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
 from typing import NamedTuple, cast
@@ -12,7 +13,7 @@ import trio
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, StoreError
-from zarrfs.store.api import Info, Kind, Store, join_key, split_key
+from zarrfs.store.api import Info, Kind, Store, WrappingStore, join_key, split_key
 from zarrfs.store.traversal import NOWHERE, follow
 from zarrfs.system.buffers import Buffer
 from zarrfs.zarr import ATTRIBUTE_DOCUMENTS, DOCUMENTS, NODE_DOCUMENTS, draft
@@ -24,6 +25,8 @@ from zarrfs.zarr.keys import KeyTemplate
 from zarrfs.zarr.legacy import OtherFile
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata, nested
 from zarrfs.zarr.v3 import Experimental
+
+log = logging.getLogger(__name__)
 
 _INLINE = 256 << 10  # bytes: larger JSON is parsed in a thread, off the event loop
 _FRESH = 1.0  # seconds for which nodes of a mutable store are cached
@@ -460,6 +463,27 @@ class Hierarchy:
         except (NotFound, NotDirectory):
             return []
         return [names[name] for name in sorted(names)]
+
+
+class View(WrappingStore):
+    """A store that shows the hierarchy of another one. Nodes that it cannot show are left out, with one warning."""
+
+    name = ""  # of the option view=
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.hierarchy = Hierarchy(store)
+        self._left_out: dict[str, str] = {}
+
+    def leave_out(self, path: str, reason: str) -> None:
+        """Record that a node is left out, and log why."""
+        if self._left_out.get(path) != reason:
+            self._left_out[path] = reason
+            log.warning("%s: left out of view=%s: %s", path or "/", self.name, reason)
+
+    async def left_out(self, key: str) -> dict[str, str]:
+        """Return why arrays at or below `key` are left out, by path, of those looked up so far."""
+        return {path: why for path, why in self._left_out.items() if not key or f"{path}/".startswith(f"{key}/")}
 
 
 def _may_be_a_node(info: Info) -> bool:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import bisect
 import contextlib
 import importlib
-import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
@@ -21,13 +20,13 @@ import trio
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
-from zarrfs.store.api import Info, Kind, Store, Value, WrappingStore, check_key, join_key, split_key
+from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key, split_key
 from zarrfs.store.traversal import resolve
 from zarrfs.store.values import BytesValue
 from zarrfs.system.memory import heap
 from zarrfs.views.chunknames import ChunkNames, InnerNames
 from zarrfs.views.decoded_cache import DecodedCache
-from zarrfs.views.hierarchy import Hierarchy, Node
+from zarrfs.views.hierarchy import Node, View
 from zarrfs.views.inner_chunks import InnerChunks, Range, inner_entry
 from zarrfs.zarr import v2, v3
 from zarrfs.zarr.errors import MetadataError
@@ -37,8 +36,6 @@ from zarrfs.zarr.translation import translate
 
 if TYPE_CHECKING:
     from zarrfs.views.chunks import StoredAt  # imports numpy, which would delay the start of a mount
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -67,16 +64,14 @@ class _Resolved(NamedTuple):
     inner: tuple[int, ...] | None = None  # the index of a chunk within a shard
 
 
-class TranslatedView(WrappingStore):
+class TranslatedView(View):
     """A view of a hierarchy in Zarr v2 or v3."""
 
     def __init__(self, store: Store, version: Literal[2, 3]) -> None:
         super().__init__(store)
-        self.hierarchy = Hierarchy(store)
-        self._version = version
+        self._version, self.name = version, f"v{version}"
         self._names = _DOCUMENTS[version]
         self._known_nodes: LRU[str, _TranslatedNode] = LRU(_KNOWN)
-        self._left_out: dict[str, str] = {}
         self._indexes = DecodedCache(_INDEXES)
         self._inner: LRU[str, tuple[Node, InnerChunks]] = LRU(_OPEN)
 
@@ -145,8 +140,7 @@ class TranslatedView(WrappingStore):
         if rest:
             return {}
         self._translate(node)
-        prefix = f"{key}/" if key else ""
-        return {path: why for path, why in self._left_out.items() if path == key or path.startswith(prefix)}
+        return await super().left_out(key)
 
     async def prefetch(self, keys: Sequence[str]) -> None:
         sources = []
@@ -210,16 +204,10 @@ class TranslatedView(WrappingStore):
             translated = self._new_translation(node)
             self._left_out.pop(node.path, None)
         except MetadataError as exc:
-            self._leave_out(node.path, exc)
+            self.leave_out(node.path, str(exc))
             translated = _TranslatedNode(node, {})
         self._known_nodes.put(node.path, translated)
         return translated
-
-    def _leave_out(self, path: str, why: MetadataError) -> None:
-        """Leave a node out, with one warning."""
-        if self._left_out.get(path) != str(why):
-            log.warning("%s: left out of view=v%d: %s", path or "/", self._version, why)
-        self._left_out[path] = str(why)
 
     def _new_translation(self, node: Node) -> _TranslatedNode:
         """Translate the documents of a node. Raise MetadataError if the version cannot express it."""
@@ -289,7 +277,7 @@ class TranslatedView(WrappingStore):
             while documents and documents[0].name < info.name:
                 yield documents.pop(0)
             if info.name in self._names:
-                self._leave_out(join_key(translated.node.path, info.name), MetadataError("has the name of a document"))
+                self.leave_out(join_key(translated.node.path, info.name), "has the name of a document")
             else:
                 yield info._replace(links=1, size=0)
         for document in documents:
