@@ -85,7 +85,7 @@ def test_a_mount_ends_with_the_last_of_its_owners(options: list[str], source: Pa
 def test_a_reader_by_path_sees_an_error_when_the_owner_has_ended(source: Path, root: Path) -> None:
     owner = sleeper()
     daemon = mount(source, root, f"hold,owner={owner.pid}")
-    with reading(root) as seen:
+    with reading(root, 0.005) as seen:  # without pauses it would keep the mount busy
         os.kill(daemon, signal.SIGTERM)  # as a scheduler does first
         time.sleep(0.5)
         owner.kill()

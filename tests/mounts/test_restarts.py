@@ -25,8 +25,8 @@ VALUE = b"the value"
 READER = """
 import collections, errno, json, os, select, sys
 seen = collections.Counter()
-root = sys.argv[1]
-while not select.select([0], [], [], 0)[0]:
+root, *pause = sys.argv[1:]
+while not select.select([0], [], [], float(pause[0]) if pause else 0)[0]:
     for use in lambda: os.listdir(root), lambda: open(root + "/a/0.0", "rb").read():
         try:
             found = use()
@@ -40,11 +40,12 @@ PLAIN = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
 
 
 @contextlib.contextmanager
-def reading(root: Path) -> Iterator[Callable[[], dict[str, int]]]:
-    """Run the reader; yield a function that ends it and returns what it saw."""
+def reading(root: Path, pause: float = 0) -> Iterator[Callable[[], dict[str, int]]]:
+    """Run the reader, with pauses in seconds; yield a function that ends it and returns what it saw."""
     reader = subprocess.Popen(
-        [*PLAIN, sys.executable, "-c", READER, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+        [*PLAIN, sys.executable, "-c", READER, str(root), str(pause)], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
     try:
         yield lambda: dict(json.loads(reader.communicate("\n", timeout=60)[0]))
     finally:

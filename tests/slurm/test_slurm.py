@@ -42,7 +42,7 @@ pytestmark = [
 READER = """
 import collections, errno, json, os, signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-root, out, stop = sys.argv[1:]
+root, out, stop = sys.argv[1:4]
 seen, file = collections.Counter(), os.open(out, os.O_CREAT | os.O_WRONLY, 0o644)
 while not os.path.exists(stop):
     for use in lambda: os.listdir(root), lambda: open(root + "/a/0.0", "rb").read():
@@ -90,7 +90,7 @@ def step(slurm: Cluster, model: str, source: str = "set", options: str = "--over
 
 def reader(name: str, stop: str = "stop") -> str:
     """Return the command of a reader that ends when the file `stop` exists."""
-    return f"{sys.executable} reader.py \"$MOUNT\" {name}.$SLURM_PROCID.out {stop}; : "
+    return f'exec {sys.executable} reader.py "$MOUNT" {name}.$SLURM_PROCID.out {stop}'
 
 
 def batch(slurm: Cluster, script: str, *options: str) -> str:

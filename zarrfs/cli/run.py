@@ -60,11 +60,11 @@ def run(source: str, command: tuple[str, ...], parsed: Parsed) -> None:
     child, go, failed = _prepare([word.replace("{}", place) for word in command], place)
     try:
         with orderly_end():
-            mounted = _mount(source, place, parsed, (os.getpid(), child))
+            daemon = _mount(source, place, parsed, (os.getpid(), child))
     except BaseException:
         _remove(place)
         raise
-    if not mounted:
+    if not daemon:
         _remove(place)
         sys.exit(FAILED)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -73,7 +73,7 @@ def run(source: str, command: tuple[str, ...], parsed: Parsed) -> None:
     with contextlib.suppress(BrokenPipeError):  # it was killed
         os.write(go, b".")
     error = os.read(failed, 16)
-    status = _wait(child)
+    status = _wait(child, daemon)
     if error:
         absent = int(error) == errno.ENOENT
         common.say(f"{command[0]}: {'no such command' if absent else f'cannot be run: {os.strerror(int(error))}'}")
@@ -111,26 +111,21 @@ def _prepare(words: Sequence[str], place: str) -> tuple[int, int, int]:
     return pid, go, failed
 
 
-def _mount(source: str, place: str, parsed: Parsed, owners: tuple[int, ...]) -> bool:
-    """Mount in another process, which is not a child of this one; return whether that has succeeded.
+def _mount(source: str, place: str, parsed: Parsed, owners: tuple[int, ...]) -> int:
+    """Mount in a child process; return its pid, or 0 if that has failed.
 
-    That process reports an error, and removes the directory in the end, also if this one was killed.
+    The child reports an error, and removes the directory in the end, also if this process was killed.
     """
     read_end, write_end = os.pipe()
-    middle = os.fork()
-    if middle == 0:
-        if os.fork() == 0:
-            _serve(source, place, parsed, owners, write_end)
-        os._exit(0)
+    pid = os.fork()
+    if pid == 0:
+        _serve(source, place, parsed, owners, write_end)
     os.close(write_end)
-    os.waitpid(middle, 0)
     with open(read_end, "rb", buffering=0) as pipe:
-        pid = int(pipe.readline())
         try:
-            return pipe.read(1) == READY
+            return pid if pipe.read(1) == READY else 0
         except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGTERM)
             raise
 
 
@@ -146,7 +141,6 @@ def _serve(source: str, place: str, parsed: Parsed, owners: tuple[int, ...], pip
     try:
         os.setsid()
         close_descriptors({2, pipe})
-        os.write(pipe, b"%d\n" % os.getpid())
         parsed.options = dataclasses.replace(parsed.options, foreground=True, hold=True, owner=owners)
         quiet = parsed.options.log_level == "error"
         with orderly_end():
@@ -162,7 +156,7 @@ def _serve(source: str, place: str, parsed: Parsed, owners: tuple[int, ...], pip
         os._exit(0)
 
 
-def _wait(child: int) -> int:
+def _wait(child: int, daemon: int) -> int:
     """Wait for COMMAND and all that it leaves behind, and forward signals to them; return the status of COMMAND."""
     status, left = 0, [child]
     while True:
@@ -171,7 +165,7 @@ def _wait(child: int) -> int:
                 if ended[0] == child:
                     code = os.waitstatus_to_exitcode(ended[1])
                     status = code if code >= 0 else 128 - code
-        here = children()
+        here = [pid for pid in children() if pid != daemon]
         if not here:
             return status
         if child not in here and child in left:

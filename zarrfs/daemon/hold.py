@@ -33,12 +33,14 @@ class Hold:
         """Return whether the mount is kept busy."""
         return self._root >= 0
 
-    def release(self) -> None:
-        """Let the mount be unmounted. Do nothing if it is not held."""
-        if self.held:
+    def release(self) -> bool:
+        """Let the mount be unmounted; return whether it was held."""
+        held = self.held
+        if held:
             os.close(self._root)
             self._root = -1
             self._ended.set()
+        return held
 
     async def run(self) -> None:
         """Unmount at the end of the hold; return immediately if there is neither a hold nor an owner."""

@@ -49,7 +49,7 @@ def serve(
     mountpoint: str,
     options: Options,
     kernel: Sequence[str],
-    ready: Callable[[], None],
+    ready: Callable[[], bool | None],
     owners: Sequence[int],
     detach: bool = False,
 ) -> None:
@@ -62,7 +62,7 @@ def serve(
     _set_priority()
     of_store = dataclasses.replace(options, wait_for_outages="all")
     writable = options.upperdir is not None and not options.ro
-    about = {"pid": os.getpid(), "source": plan.source, "kind": plan.kind, "writable": writable, "hold": options.hold}
+    about = {"pid": os.getpid(), "source": plan.source, "kind": plan.kind, "writable": writable}
     announce = functools.partial(_announce, ready)
     operations = _operations(open_plan(plan, of_store), options, about, announce)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until _signals() handles them: they would leave a dead mount
@@ -103,7 +103,7 @@ def _set_priority() -> None:
             os.setpriority(os.PRIO_PROCESS, 0, _NICE)
 
 
-def _operations(store: Store, options: Options, about: dict[str, Any], ready: Callable[[], None]) -> Operations:
+def _operations(store: Store, options: Options, about: dict[str, Any], ready: Callable[[], bool | None]) -> Operations:
     """Return the handlers for a store; lock its upper directory. Raise SourceError if another mount uses that."""
     if options.upperdir is None:
         return Operations(store, options, about, ready)
@@ -119,10 +119,10 @@ def _operations(store: Store, options: Options, about: dict[str, Any], ready: Ca
     return WritableOperations(store, options, about, ready)
 
 
-def _announce(ready: Callable[[], None]) -> None:
-    """Notify all processes that wait for the mount. Must not raise."""
+def _announce(ready: Callable[[], bool | None]) -> bool | None:
+    """Notify all processes that wait for the mount; return False if none does any more. Must not raise."""
     notify.notify_manager("READY=1")
-    ready()
+    return ready()
 
 
 async def _main(

@@ -282,14 +282,18 @@ def _daemon(
 
     reported = False
 
-    def ready() -> None:
+    def ready() -> bool:
         nonlocal reported
         reported = True
         end_with_parent(None)
+        if os.getppid() != parent:  # it was killed, and nobody knows of this mount
+            os.kill(os.getpid(), signal.SIGTERM)
+            return False
         os.dup2(1, 2)  # closes stderr, because a shell's $(mount ...) waits until it is closed
         with contextlib.suppress(OSError):  # our parent was interrupted and ends this process with a signal
             os.write(pipe, READY)
         os.close(pipe)
+        return True
 
     status = 1
     try:

@@ -143,7 +143,7 @@ class Operations(pyfuse3.Operations):
         store: Store,
         options: Options,
         about: dict[str, Any],
-        on_ready: Callable[[], None],
+        on_ready: Callable[[], bool | None],
         values: Store | None = None,
     ) -> None:
         """`values` is the store that open files are read from; default: `store`."""
@@ -177,9 +177,9 @@ class Operations(pyfuse3.Operations):
         self._entry = self._new_entry()  # reused by readdir, because pyfuse3 immediately copies it into the reply
 
     def init(self) -> None:
-        """Note that the mount is up: the kernel begins to send requests."""
-        self.started.set()
-        self._on_ready()
+        """Announce that the mount is up: the kernel begins to send requests."""
+        if self._on_ready() is not False:
+            self.started.set()
 
     def describe(self, operation: str, number: Any, name: Any = b"") -> str:
         """Return the key that a request refers to, for the log; `number` is its inode or handle."""
@@ -399,8 +399,7 @@ class Operations(pyfuse3.Operations):
             if ctx.uid not in (0, os.getuid()):
                 raise pyfuse3.FUSEError(errno.EPERM)
             if name == RELEASE_XATTR:
-                self.control.release()
-                return b"{}"
+                return json.dumps({"pid": os.getpid(), "held": self.control.release()}).encode()
             return self.control.answer(os.fsdecode(name))
         if name == MOUNT_XATTR and inode == pyfuse3.ROOT_INODE:
             return json.dumps(self._about).encode()

@@ -117,7 +117,7 @@ class FileOperations(Operations):
     may_push = False
 
     def __init__(
-        self, overlay: Overlay, options: Options, about: dict[str, Any], on_ready: Callable[[], None]
+        self, overlay: Overlay, options: Options, about: dict[str, Any], on_ready: Callable[[], bool | None]
     ) -> None:
         super().__init__(overlay, options, about, on_ready, overlay.lower)
         self.overlay, self.upper = overlay, overlay.upper

@@ -54,11 +54,11 @@ def first_of(reasons: dict[str, str]) -> bytes:
 
 
 class Control:
-    """The control channel of one mount: `refresh(force)` does the work, `release()` ends its hold."""
+    """The control channel of one mount: `refresh(force)` does the work, `release()` ends its hold, if it has one."""
 
     def __init__(
         self, nursery: trio.Nursery, refresh: Callable[[bool], Awaitable[dict[str, Any]]],
-        release: Callable[[], None],
+        release: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._nursery, self._refresh, self.release = nursery, refresh, release
         self._answers: LRU[str, dict[str, Any]] = LRU(_ANSWERS)  # by name

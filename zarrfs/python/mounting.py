@@ -124,7 +124,7 @@ def _end(child: subprocess.Popen[bytes], mountpoint: str) -> None:
     """Unmount, and wait for the end of the daemon. If files are open, unmount lazily and do not wait."""
     try:
         if mounts.mount_at(mountpoint) is not None:
-            mounts.release(mountpoint, mounts.daemon_of(mountpoint) or {})
+            mounts.release(mountpoint)
             mounts.unmount(mountpoint)
     except MountError as exc:
         if mounts.mount_at(mountpoint) is not None:

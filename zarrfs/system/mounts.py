@@ -31,6 +31,7 @@ from zarrfs.system.processes import close_descriptors, readable, shown
 FSTYPE = "fuse.zarrfs"
 _NOT_OURS = "permission denied, also for root: run it as the user who mounted it (or mount with allow_root)"
 _ANSWER = 3.0  # seconds that a daemon has to answer
+_RELEASED = 5.0  # seconds to answer before an unmount; a held mount that does not answer stays
 _KILLED = 1.0  # seconds that a killed process may take to end
 _BUSY = 1.0  # seconds that a short request, such as one of df, may keep a mount busy
 _LAST_REQUESTS = 10.0  # seconds that a daemon has to end after the unmount
@@ -250,26 +251,24 @@ def unmount_and_wait(mountpoint: str, lazy: bool = False) -> None:
     if mount is None or mount.fstype != FSTYPE:
         what = "not mounted" if mount is None else f"not a mount of zarrfs but of type {mount.fstype}: use umount(8)"
         raise MountError(f"{mountpoint}: {what}")
-    daemon = daemon_of(mountpoint)
-    held = daemon is not None and release(mountpoint, daemon)
+    daemon = release(mountpoint)
     try:
         unmount(mountpoint, lazy)
     except MountError as exc:
-        raise MountError(f"{exc}; it is unmounted when that ends") if held else exc from None
+        raise MountError(f"{exc}; it is unmounted when that ends") if daemon and daemon["held"] else exc from None
     if daemon is not None and not lazy and not wait_for_end(daemon["pid"], _LAST_REQUESTS):
         raise MountError(f"{mountpoint}: unmounted, but its daemon (pid {daemon['pid']}) has not ended")
 
 
-def release(mountpoint: str, daemon: dict[str, Any]) -> bool:
-    """End the hold of a mount (-o hold), so that it can be unmounted; return whether it had one.
+def release(mountpoint: str) -> dict[str, Any] | None:
+    """End the hold of a mount (-o hold), so that it can be unmounted.
 
-    `daemon` is what daemon_of() has returned.
+    Return {"pid": of its daemon, "held": whether it was held}; None if the daemon does not answer.
     """
-    if not daemon.get("hold"):
-        return False
-    with contextlib.suppress(OSError):  # the attempt to unmount has the reason
-        ask(mountpoint, "user.zarrfs.release", _ANSWER)
-    return True
+    try:
+        return dict(json.loads(ask(mountpoint, "user.zarrfs.release", _RELEASED)))
+    except OSError:
+        return None
 
 
 def below(directory: str, only_dead: bool) -> list[str]:
@@ -319,14 +318,6 @@ def _paths_of(pid: str) -> list[str]:
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="surrogateescape") as file:
         paths += [line.split(None, 5)[5].rstrip("\n") for line in file if line.count("/")]
     return paths
-
-
-def daemon_of(mountpoint: str, timeout: float = 2.0) -> dict[str, Any] | None:
-    """Return the report of a mount's daemon about itself (pid, source, kind); None if it does not answer."""
-    try:
-        return dict(json.loads(ask(mountpoint, "user.zarrfs.mount", timeout)))
-    except OSError:
-        return None
 
 
 def ask(mountpoint: str, name: str, timeout: float) -> bytes:
