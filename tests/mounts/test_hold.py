@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +14,7 @@ import pytest
 
 from tests.conftest import PROGRAM, run
 from tests.mounts.mounting import alive, daemon_pid, mount_lines, until
-from tests.mounts.test_restarts import PLAIN, VALUE, kill_daemon, reading
+from tests.mounts.test_restarts import VALUE, kill_daemon, reading
 from tests.mounts.test_restarts import source as source
 
 ROOT = os.geteuid() == 0
@@ -212,19 +210,6 @@ def test_bad_input_is_one_line(words: list[str], status: int, said: str, source:
 def test_owner_alone_is_an_option_of_fstab(source: Path, root: Path) -> None:
     mount(source, root, "owner", "noauto")
     assert run("umount", root).returncode == 0
-
-
-@pytest.mark.parametrize("foreground", [True, False])
-def test_a_hold_that_fails_is_guarded(foreground: bool, tmp_path: Path) -> None:
-    root = tmp_path / "mnt"
-    root.mkdir()
-    (root / "left").touch()
-    words = ["mount", tmp_path / "missing.json", root, "-o", "hold,foreground" if foreground else "hold"]
-    assert run(*words).returncode == 1
-    for path in (root, root / "left"):
-        done = subprocess.run([*PLAIN, "ls", str(path)], capture_output=True, text=True, check=False)
-        assert os.strerror(errno.EACCES) in done.stderr
-    shutil.rmtree(root) if ROOT else root.chmod(0o755)
 
 
 def test_python_unmounts_a_held_mount(source: Path, tmp_path: Path) -> None:

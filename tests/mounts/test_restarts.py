@@ -143,11 +143,12 @@ def test_a_dead_mount_stays_if_the_next_daemon_fails_after_it_has_mounted(
     assert not mount_lines(root)
 
 
+@pytest.mark.parametrize("option", ["guard", "hold"])
 @pytest.mark.parametrize("foreground", [True, False])
-def test_a_mount_that_fails_is_guarded_too(foreground: bool, tmp_path: Path) -> None:
+def test_a_mount_that_fails_is_guarded_too(foreground: bool, option: str, tmp_path: Path) -> None:
     root = tmp_path / "mnt"
     root.mkdir()
-    options = "guard,foreground" if foreground else "guard"
+    options = f"{option},foreground" if foreground else option
     assert run("mount", tmp_path / "missing.json", root, "-o", options).returncode == 1
     assert root.stat().st_mode & 0o777 == 0
     words = [*PLAIN, "ls", str(root)]
