@@ -38,7 +38,7 @@ def test_a_closed_output_ends_a_command_as_a_broken_pipe_does(archive: Path) -> 
 
 def test_commands_without_output_work_with_a_closed_output(archive: Path) -> None:
     out = archive.parent / "out"
-    done = closed("<&- >&-", "archive", "extract", archive, "-C", out)
+    done = closed("<&- >&-", "copy", archive, out)
     assert (done.returncode, done.stderr, (out / "a").read_text()) == (0, "", "text")
     done = closed("<&- 2>&-", "ls", archive)
     assert (done.returncode, done.stdout) == (0, "a\n")
@@ -46,7 +46,7 @@ def test_commands_without_output_work_with_a_closed_output(archive: Path) -> Non
 
 
 def test_a_closed_standard_input_is_named_in_the_error(archive: Path) -> None:
-    done = closed("<&-", "archive", "extract", "-", "-C", archive.parent / "out")
+    done = closed("<&-", "copy", "-", archive.parent / "out")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "standard input: cannot be kept" in done.stderr
     assert "bad file descriptor" in done.stderr

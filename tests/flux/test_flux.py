@@ -104,7 +104,7 @@ def test_zarrfs_extracts_an_archive_as_flux_does(instances: Instances, tree: Pat
     script = """
         mkdir theirs
         flux archive extract --name=sample -C theirs
-        zarrfs archive extract flux:sample -C ours
+        zarrfs copy flux:sample ours
         diff -r --no-dereference theirs ours
         diff -r --no-dereference tree ours
     """

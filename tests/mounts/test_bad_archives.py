@@ -85,7 +85,7 @@ def test_bad_entries_are_listed_and_fail_to_read(form: str, tmp_path: Path) -> N
     assert (about["broken"], len(about["problems"])) == (len(BROKEN), len(NO_PATHS))
 
 
-@pytest.mark.parametrize("command", ["tar", "extract", "archive", "zip", "directory"])
+@pytest.mark.parametrize("command", ["tar", "copy", "archive", "zip", "directory"])
 def test_a_copy_of_a_bad_entry_fails(command: str, tmp_path: Path) -> None:
     document, to = tmp_path / "bad.json", tmp_path / "copied"
     document.write_text(json.dumps({"bad": file("!", encoding="base64"), "good": file("right")}))
@@ -93,8 +93,8 @@ def test_a_copy_of_a_bad_entry_fails(command: str, tmp_path: Path) -> None:
     if command == "tar":
         with mounted(document, tmp_path / "mnt") as root:
             done = subprocess.run(["tar", "cf", to, "-C", root, "."], capture_output=True, text=True)
-    elif command == "extract":
-        done = run("archive", "extract", document, "-C", to)
+    elif command == "copy":
+        done = run("copy", document, to)
     else:
         done = run("commit", document, "--upperdir", tmp_path / "upper", "--output", to, "--format", command)
         assert not to.exists()
@@ -119,7 +119,7 @@ def test_refused(name: str, command: str, tmp_path: Path) -> None:
 
 
 def test_a_missing_or_wrong_blob_fails_its_file_only(tmp_path: Path) -> None:
-    """The archive can be mounted; reads, extract and verify fail for the files whose blob is missing or wrong."""
+    """The archive can be mounted; reads, copy and check fail for the files whose blob is missing or wrong."""
     blobs = tmp_path / "blobs"
     blobs.mkdir()
     lying, good = put(blobs, b"honest"), put(blobs, b"good")
@@ -137,7 +137,7 @@ def test_a_missing_or_wrong_blob_fails_its_file_only(tmp_path: Path) -> None:
             with pytest.raises(OSError, match=r"\[Errno 5\]"):
                 (root / name).read_bytes()
     words = {"lost": SHA1, "lying": lying}
-    done = run("archive", "extract", document, "-C", tmp_path / "out", "--blobs", blobs, "--keep-going")
+    done = run("copy", document, tmp_path / "out", "--blobs", blobs)
     assert done.returncode == 1
     assert {line.split(": ")[1] for line in done.stderr.splitlines()} == words.keys()
     assert os.listdir(tmp_path / "out") == ["good"]
@@ -159,7 +159,7 @@ def test_oddities_are_reported_once_and_extracted(tmp_path: Path) -> None:
     ]  # fmt: skip
     document = tmp_path / "a.json"
     document.write_text(json.dumps(entries))
-    done = run("archive", "extract", document, "-C", tmp_path / "out", "--blobs", blobs)
+    done = run("copy", document, tmp_path / "out", "--blobs", blobs)
     assert done.returncode == 0
     assert done.stderr.count("warning") == 3
     out = tmp_path / "out"

@@ -246,7 +246,7 @@ def test_a_user_can_write_archive_and_cache(machine: Machine) -> None:
     assert ann(machine, "sh", "-c", "stat -c %U up/.zattrs; cat up/dir/new")[1] == "ann\nnew\n"
     assert ann(machine, "zarrfs", "commit", "--upperdir", "up", "-O", "committed.json", SOURCE)[0] == 0
     assert ann(machine, "zarrfs", "archive", "create", "-C", "up", "-O", "a.json", "--blobs", "blobs", ".")[0] == 0
-    assert ann(machine, "zarrfs", "archive", "extract", "a.json", "-C", "work", "--blobs", "blobs")[0] == 0
+    assert ann(machine, "zarrfs", "copy", "a.json", "work", "--blobs", "blobs")[0] == 0
     assert ann(machine, "cat", "work/dir/new")[1] == "new\n"
     assert mount(machine, "-o", "cache_dir=cache") == (0, "")
     assert ann(machine, "zarrfs", "umount", "mnt")[0] == 0

@@ -31,7 +31,8 @@ COMMANDS = {
     "doctor": ("zarrfs.cli.doctor", "Diagnose what prevents a mount on this machine."),
     "diff": ("zarrfs.cli.diff", "List the changes that an upper directory makes to SOURCE."),
     "commit": ("zarrfs.cli.commit", "Write SOURCE with the changes of an upper directory to a new source."),
-    "archive": ("zarrfs.cli.archive", "Create and extract file archives."),
+    "copy": ("zarrfs.cli.copy", "Copy SOURCE, or a part of it, to a directory."),
+    "archive": ("zarrfs.cli.archive", "Create file archives."),
     "run": ("zarrfs.cli.run", "Run a command with SOURCE mounted for it."),
 }
 

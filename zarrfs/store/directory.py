@@ -54,6 +54,7 @@ from zarrfs.system.buffers import Buffer
 
 _PAGE = 1000  # entries for each call in a worker thread
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+FIFO = "is a FIFO, which is not opened"  # Info.unreadable of a FIFO
 _LEADS_BACK = "leads to a directory that it lies in"
 _ANSWERS: dict[int, type[StoreError]] = {
     errno.ENOENT: NotFound,
@@ -554,7 +555,8 @@ def info_of(name: str, status: os.stat_result, target: bytes | None) -> Info:
     if target is not None:
         text = os.fsdecode(target)
         return Info(name, Kind.SYMLINK, size, mode, status.st_mtime_ns, text, links=status.st_nlink)
-    return _unreadable(name, status, not_opened(status))
+    found = _unreadable(name, status, not_opened(status))
+    return found._replace(mode=mode) if stat.S_ISFIFO(status.st_mode) else found
 
 
 def _unreadable(name: str, status: os.stat_result, why: str, size: int = 1) -> Info:

@@ -10,13 +10,11 @@ from zarrfs.cli.common import SETTINGS, process_options
 # name: (module, its help in a line); the function has the command's name
 COMMANDS = {
     "create": ("zarrfs.cli.archive.create", "Write files and directories to an archive."),
-    "extract": ("zarrfs.cli.archive.extract", "Extract an archive to a directory."),
 }
 
 EPILOG = """\b
 Examples:
   zarrfs archive create -C /data -O job.json --blobs /srv/blobs input config.toml
-  zarrfs archive extract job.json -C /scratch --blobs /srv/blobs
 \b
 ARCHIVE is a file archive (RFC 37) or a jobspec that carries one: a path, an fsspec URL, "-" for standard input, or
 what `zarrfs mount` takes as one."""
@@ -25,4 +23,4 @@ what `zarrfs mount` takes as one."""
 @click.group(cls=LazyGroup, table=COMMANDS, context_settings=SETTINGS, epilog=EPILOG)
 @process_options
 def archive() -> None:
-    """Work with file archives: create and extract them."""
+    """Create file archives."""

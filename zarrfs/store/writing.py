@@ -1,0 +1,173 @@
+"""Files that get their names when they are complete, and removal of trees at once.
+
+A file is written without a name (O_TMPFILE), and linked when it is complete: a killed process leaves nothing. It has a
+temporary name, with the prefix `.zarrfs-staging`, for an instant if it replaces another file, and all the time on a
+file system without O_TMPFILE, such as NFS. Names with this prefix are no keys, at any depth. Their owner holds a lock
+(flock) on them, so remove_abandoned() removes only what a killed process left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import time
+
+from zarrfs.system.renaming import NOREPLACE, rename
+
+RESERVED = ".zarrfs-staging"
+_TEMPORARY = f"{RESERVED}."
+_UNLOCKABLE_AGE = 86_400  # seconds: where locks do not work, an older file is considered to be left behind
+_NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
+# Errors of link(2) after which rename(2) may succeed, such as on a FUSE file system without hard links.
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS, errno.EXDEV)
+
+
+class WritableValue:
+    """A new file, open for reading and writing, that place() gives its name. Methods block.
+
+    `directory`: a descriptor of a directory on the file system of the file. Raise OSError.
+    """
+
+    __slots__ = ("_directory", "_name", "descriptor")
+
+    def __init__(self, directory: int, mode: int = 0o666) -> None:
+        self._directory, self._name = -1, b""
+        try:
+            self.descriptor = os.open(b".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, mode, dir_fd=directory)
+        except OSError as exc:
+            if exc.errno not in _NO_TMPFILE:
+                raise
+            self.descriptor, self._name = _named(directory, mode)
+            self._directory = os.dup(directory)
+
+    def place(self, directory: int, name: bytes, replace: bool = True) -> None:
+        """Name the file `name` in `directory`, on the same file system, and close it.
+
+        Raise FileExistsError unless `replace`, if the name is taken; and OSError: then close() the file.
+        """
+        if self._name:
+            os.close(self.descriptor)  # a network file system may report here that it is full
+            self.descriptor = -1
+            _rename(self._name, self._directory, name, directory, replace)
+            self._name = b""
+        else:
+            self._link(directory, name, replace)
+        self.close()
+
+    def _link(self, directory: int, name: bytes, replace: bool) -> None:
+        own = f"/proc/self/fd/{self.descriptor}"
+        try:
+            os.link(own, name, dst_dir_fd=directory, follow_symlinks=True)
+        except FileExistsError:
+            if not replace:
+                raise
+        else:
+            return
+        _lock(self.descriptor)
+        temporary = _temporary()
+        os.link(own, temporary, dst_dir_fd=directory, follow_symlinks=True)
+        try:
+            os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+        except BaseException:
+            os.unlink(temporary, dir_fd=directory)
+            raise
+
+    def close(self) -> None:
+        """Close the file, and remove it unless it was placed. A second call does nothing."""
+        if self._name:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._name, dir_fd=self._directory)
+        for descriptor in (self.descriptor, self._directory):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.descriptor, self._directory, self._name = -1, -1, b""
+
+
+def remove_tree(directory: int, name: bytes) -> None:
+    """Remove the tree `name` in `directory`. It vanishes at once, by a rename, where that is permitted."""
+    tree = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        _lock(tree)
+        hidden = _temporary()
+        try:
+            os.rename(name, hidden, src_dir_fd=directory, dst_dir_fd=directory)
+        except PermissionError:
+            hidden = name
+        shutil.rmtree(hidden, dir_fd=directory)
+    finally:
+        os.close(tree)
+
+
+def remove_abandoned(directory: int) -> None:
+    """Remove the temporary files and trees in `directory` that killed processes left."""
+    for name in os.listdir(f"/proc/self/fd/{directory}"):
+        if name.startswith(_TEMPORARY):
+            with contextlib.suppress(OSError):
+                _remove_unlocked(directory, name)
+
+
+def _remove_unlocked(directory: int, name: str) -> None:
+    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        status, locked = os.fstat(descriptor), _lock(descriptor)
+        old = time.time() - max(status.st_mtime, status.st_ctime) > _UNLOCKABLE_AGE
+        if locked or (locked is None and old):
+            if stat.S_ISDIR(status.st_mode):
+                shutil.rmtree(name, dir_fd=directory)
+            else:
+                os.unlink(name, dir_fd=directory)
+    finally:
+        os.close(descriptor)
+
+
+def _named(directory: int, mode: int) -> tuple[int, bytes]:
+    """Create a locked file with a temporary name. Before it is locked, another process may remove it."""
+    flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+    while True:
+        name = _temporary()
+        descriptor = os.open(name, flags, mode, dir_fd=directory)
+        if _lock(descriptor) is not False and os.fstat(descriptor).st_nlink:
+            return descriptor, name
+        os.close(descriptor)
+
+
+def _temporary() -> bytes:
+    return os.fsencode(_TEMPORARY + secrets.token_hex(8))
+
+
+def _lock(descriptor: int) -> bool | None:
+    """Return whether the lock was acquired; None if the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _rename(old: bytes, above: int, name: bytes, directory: int, replace: bool) -> None:
+    """Rename a file; unless `replace`, with RENAME_NOREPLACE, or a hard link where that is missing (NFS)."""
+    if replace:
+        os.rename(old, name, src_dir_fd=above, dst_dir_fd=directory)
+        return
+    try:
+        rename(old, name, NOREPLACE, above, directory)
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:
+            raise
+    else:
+        return
+    try:
+        os.link(old, name, src_dir_fd=above, dst_dir_fd=directory, follow_symlinks=False)
+    except OSError as exc:
+        if exc.errno not in _NO_LINKS:
+            raise
+        os.rename(old, name, src_dir_fd=above, dst_dir_fd=directory)
+    else:
+        os.unlink(old, dir_fd=above)
