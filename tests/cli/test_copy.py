@@ -391,7 +391,8 @@ def test_a_file_of_a_user_at_a_reserved_name_is_kept(tmp_path: Path) -> None:
 def test_a_copy_killed_at_any_time_is_completed_by_the_same_command(tmp_path: Path) -> None:
     blobs, out = tmp_path / "blobs", tmp_path / "out"
     blobs.mkdir()
-    document = written(tmp_path / "a.json", archive_of(blobs, 800))
+    root = {"path": ".", "mode": 0o40750, "mtime": 3}
+    document = written(tmp_path / "a.json", [root, *archive_of(blobs, 800)])
     command = [PROGRAM, "copy", str(document), str(out), "--blobs", str(blobs)]
     began = time.monotonic()
     assert subprocess.run(command, check=False).returncode == 0

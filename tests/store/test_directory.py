@@ -33,7 +33,7 @@ from zarrfs.errors import (
 )
 from zarrfs.store.api import Info, Kind
 from zarrfs.store.directory import FileSystemStore
-from zarrfs.store.staging import RESERVED
+from zarrfs.store.writing import RESERVED
 
 
 @pytest.fixture(params=[True, False], ids=["openat2", "walk"])
@@ -283,15 +283,15 @@ def test_a_replaced_value_keeps_its_mode(store: FileSystemStore) -> None:
 
 def test_a_failed_write_leaves_the_old_value(store: FileSystemStore, monkeypatch: pytest.MonkeyPatch) -> None:
     trio.run(store.set, "f", b"old")
-    real = os.write
+    real = os.pwrite
 
-    def full(descriptor: int, data: memoryview) -> int:
-        if len(data) < 500_000:
+    def full(descriptor: int, data: memoryview, at: int) -> int:
+        if at >= 400_000:
             raise OSError(28, "No space left on device")
-        return real(descriptor, data[:400_000])
+        return real(descriptor, data, at)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "write", full)
+        patch.setattr(os, "pwrite", full)
         with pytest.raises(OSError, match="No space"):
             trio.run(store.set, "f", bytes(800_000))
     trio.run(store.aclose)
@@ -345,14 +345,14 @@ moment, base = sys.argv[1:]
 def die(*arguments, **more):
     os.kill(os.getpid(), signal.SIGKILL)
 
-def half(descriptor, data, write=os.write):
-    write(descriptor, data[: len(data) // 2])
+def half(descriptor, data, at, write=os.pwrite):
+    write(descriptor, data[: len(data) // 2], at)
     die()
 
 store = FileSystemStore(base)
 trio.run(store.set, "other", b"other")
 if moment == "write":
-    os.write = half
+    os.pwrite = half
 elif moment == "rename":
     os.rename = die
 elif moment == "after":
@@ -380,6 +380,8 @@ def test_a_kill_leaves_the_old_or_the_new_value_and_the_next_writer_cleans_up(tm
         store = FileSystemStore(str(tmp_path))
         assert {key: bytes(await store.get(key)) for key in await keys(store)} == expected
         await store.set("last", b"")
+        await store.set("a/last", b"")
+        await store.delete("a/last")
         await store.aclose()
 
     trio.run(check)
@@ -387,22 +389,24 @@ def test_a_kill_leaves_the_old_or_the_new_value_and_the_next_writer_cleans_up(tm
     assert sorted(os.listdir(tmp_path)) == ["a", "last", "other", *(["tree"] if moment != "tree" else [])]
 
 
-def test_staging_files_of_a_running_process_are_kept(tmp_path: Path) -> None:
-    """Of two stores on one directory, the second cleans up while the first is writing a value."""
-    first, second = FileSystemStore(str(tmp_path)), FileSystemStore(str(tmp_path))
-    staged = first._stage().create(None, 0o666)
-    os.write(staged.descriptor, b"half")
-    tree = tmp_path / RESERVED / "abandoned"
-    tree.mkdir()
-    (tree / "f").touch()
-    trio.run(second.set, "k", b"v")
-    trio.run(second.delete, "k")
-    assert not tree.exists()
-    staged.place(os.open(tmp_path, os.O_PATH), b"whole")
-    trio.run(first.aclose)
-    trio.run(second.aclose)
-    assert files(tmp_path) == {"whole": b"half"}
-    assert os.listdir(tmp_path) == ["whole"]
+def test_a_new_value_is_seen_when_it_is_placed_or_never(tmp_path: Path) -> None:
+    async def check() -> None:
+        store = FileSystemStore(str(tmp_path))
+        await store.set("a/k", b"old")
+        for placed in (False, True):
+            with contextlib.closing(await store.create("a/k")) as new:
+                await new.write(3, b"new")
+                await new.write(0, b"very ")
+                assert bytes(await store.get("a/k")) == b"old"
+                if placed:
+                    await new.place()
+        assert bytes(await store.get("a/k")) == b"very w"
+        with pytest.raises(IsDirectory):
+            await store.create("a")
+        await store.aclose()
+
+    trio.run(check)
+    assert os.listdir(tmp_path / "a") == ["k"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a tmpfs, which takes root")

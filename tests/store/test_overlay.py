@@ -23,9 +23,9 @@ from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, Rea
 from zarrfs.store.api import Info, Value
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.overlay import Change, Overlay
-from zarrfs.store.staging import StagedFile
 from zarrfs.store.upper import Upper
 from zarrfs.store.values import FileValue
+from zarrfs.store.writing import NewFile
 from zarrfs.system.buffers import Buffer
 
 _numbers = itertools.count()
@@ -255,16 +255,16 @@ def test_a_file_that_grows_before_it_is_copied_up_is_never_cut(
     longer = b"longer than before"
 
     async def check(store: Overlay) -> None:
-        create = store.upper.staging.create
+        create = store.upper.create
 
-        def late(near: int | None, mode: int) -> StagedFile:
+        def late(mode: int) -> NewFile:
             if another:
                 os.replace(write(tmp_path / "new", {"a": longer}) / "a", tmp_path / "lower/a")
             else:
                 write(tmp_path / "lower", {"a": longer})
-            return create(near, mode)
+            return create(mode)
 
-        monkeypatch.setattr(store.upper.staging, "create", late)
+        monkeypatch.setattr(store.upper, "create", late)
         if another:
             with pytest.raises(Refused) as caught:
                 await store.copy_up("a")

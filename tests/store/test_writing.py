@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from zarrfs.store.writing import WritableValue, remove_abandoned, remove_tree
+from zarrfs.store.writing import NewFile, remove_abandoned, remove_tree
 
 
 @pytest.fixture(params=["unnamed", "named"])
@@ -32,7 +32,7 @@ def directory(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_file_appears_when_it_is_placed(directory: int, tmp_path: Path) -> None:
-    file = WritableValue(directory)
+    file = NewFile(directory)
     os.write(file.descriptor, b"data")
     assert not (tmp_path / "f").exists()
     file.place(directory, b"f")
@@ -42,12 +42,12 @@ def test_a_file_appears_when_it_is_placed(directory: int, tmp_path: Path) -> Non
 
 def test_a_file_replaces_another_only_if_asked(directory: int, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"old")
-    file = WritableValue(directory)
+    file = NewFile(directory)
     with pytest.raises(FileExistsError):
         file.place(directory, b"f", replace=False)
     file.close()
     assert ((tmp_path / "f").read_bytes(), os.listdir(tmp_path)) == (b"old", ["f"])
-    file = WritableValue(directory)
+    file = NewFile(directory)
     os.write(file.descriptor, b"new")
     file.place(directory, b"f")
     assert ((tmp_path / "f").read_bytes(), os.listdir(tmp_path)) == (b"new", ["f"])
@@ -55,7 +55,7 @@ def test_a_file_replaces_another_only_if_asked(directory: int, tmp_path: Path) -
 
 def test_a_directory_is_not_replaced(directory: int, tmp_path: Path) -> None:
     (tmp_path / "d/e").mkdir(parents=True)
-    file = WritableValue(directory)
+    file = NewFile(directory)
     with pytest.raises(OSError, match="directory"):
         file.place(directory, b"d")
     file.close()
@@ -63,7 +63,7 @@ def test_a_directory_is_not_replaced(directory: int, tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_closed_leaves_nothing(directory: int, tmp_path: Path) -> None:
-    file = WritableValue(directory)
+    file = NewFile(directory)
     os.write(file.descriptor, b"data")
     file.close()
     file.close()
@@ -74,7 +74,7 @@ def test_what_killed_processes_left_is_removed_and_nothing_else(directory: int, 
     (tmp_path / ".zarrfs-staging.0123").write_bytes(b"half")
     (tmp_path / ".zarrfs-staging.4567/d").mkdir(parents=True)
     (tmp_path / ".zarrfs-staging").mkdir()
-    living = WritableValue(directory)
+    living = NewFile(directory)
     before = len(os.listdir(tmp_path))
     code = "import os, sys; from zarrfs.store.writing import *; remove_abandoned(os.open(sys.argv[1], os.O_PATH))"
     subprocess.run([sys.executable, "-c", code, tmp_path], check=True)

@@ -38,7 +38,7 @@ from zarrfs.store.destination import sync_file_system
 from zarrfs.store.keyglobs import Picking
 from zarrfs.store.traversal import check_length, extents
 from zarrfs.store.values import open_sized
-from zarrfs.store.writing import WritableValue
+from zarrfs.store.writing import NewFile
 from zarrfs.system.buffers import Buffer, write_all
 from zarrfs.system.sparse import copy_data
 
@@ -427,12 +427,12 @@ class _Copier:
         finally:
             file.close()
 
-    def _begin(self, item: _Item) -> tuple[WritableValue, Existing]:
+    def _begin(self, item: _Item) -> tuple[NewFile, Existing]:
         with self._entered(item.folder) as directory:
             there = self._target.compare(directory, item.folder, item.info)
             return create(directory, item.folder, item.info), there
 
-    def _end(self, item: _Item, file: WritableValue, there: Existing) -> None:
+    def _end(self, item: _Item, file: NewFile, there: Existing) -> None:
         os.ftruncate(file.descriptor, item.info.size or 0)
         with self._entered(item.folder) as directory:
             self._target.place(file, directory, item.folder, item.info, there)

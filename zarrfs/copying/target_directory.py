@@ -18,7 +18,7 @@ from typing import TypeVar
 from zarrfs.errors import UsageError, ZarrfsError, reason_of
 from zarrfs.store.api import KINDS, Info, Kind, name_rule, ordinary_mode
 from zarrfs.store.directory import FIFO
-from zarrfs.store.writing import RESERVED, WritableValue, remove_abandoned
+from zarrfs.store.writing import RESERVED, NewFile, remove_abandoned
 from zarrfs.system.beneath import BaseDirectory
 
 T = TypeVar("T")
@@ -171,7 +171,7 @@ class TargetDirectory:
         try:
             status, info = os.fstat(handle), folder.info
             mode = stat.S_IMODE(status.st_mode)
-            if folder.parent is None and not self._root_made and not _recognised(status, info):
+            if folder.parent is None and (info.mode is None or not (self._root_made or _recognised(status, info))):
                 return
             here = f"/proc/self/fd/{handle}"
             if info.mtime_ns is not None:
@@ -199,7 +199,7 @@ class TargetDirectory:
             raise InTheWay("is there already, and differs: see --overwrite")
         return Existing.OTHER
 
-    def place(self, written: WritableValue, directory: int, folder: Folder, info: Info, there: Existing) -> None:
+    def place(self, written: NewFile, directory: int, folder: Folder, info: Info, there: Existing) -> None:
         """Give a complete file its mode, time and name, unless the entry there has its bytes. Raise OSError, InTheWay.
         """
         other = there is Existing.OTHER
@@ -240,10 +240,10 @@ class TargetDirectory:
             os.utime(info.name, ns=(info.mtime_ns, info.mtime_ns), dir_fd=directory, follow_symlinks=False)
 
 
-def create(directory: int, folder: Folder, info: Info) -> WritableValue:
+def create(directory: int, folder: Folder, info: Info) -> NewFile:
     """Return a new file for an entry in `folder`. Raise OSError."""
     mode = 0o666 if info.mode is None else 0o600
-    return _permitted(folder, directory, lambda: WritableValue(directory, mode))
+    return _permitted(folder, directory, lambda: NewFile(directory, mode))
 
 
 def _permitted(folder: Folder | None, directory: int, change: Callable[[], T]) -> T:
@@ -296,7 +296,7 @@ def _same(directory: int, status: os.stat_result, info: Info) -> bool:
 def _recognised(status: os.stat_result, info: Info) -> bool:
     """Return whether the destination itself may be what a killed run made: else it is the user's, and stays."""
     made = (info.mode, (info.mode or 0) & 0o777 | _RWX)
-    return info.mode is not None and status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) in made
+    return status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) in made
 
 
 def _other_mode(status: os.stat_result, info: Info) -> bool:

@@ -46,11 +46,11 @@ from zarrfs.store.api import (
     keys_below,
     split_key,
 )
-from zarrfs.store.staging import RESERVED, Staging
 from zarrfs.store.uri import file_uri
 from zarrfs.store.values import FileValue
+from zarrfs.store.writing import RESERVED, NewFile, remove_abandoned, remove_tree
 from zarrfs.system.beneath import BaseDirectory, real_path, reopen
-from zarrfs.system.buffers import Buffer
+from zarrfs.system.buffers import Buffer, write_all
 
 _PAGE = 1000  # entries for each call in a worker thread
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
@@ -73,6 +73,40 @@ class Links(enum.Enum):
     FOLLOW_OUT = "follow out"  # links out of the base directory as FOLLOW, the others as KEEP
 
 
+class WritableValue:
+    """A new value, which readers see once place() is called, whole. The opener calls close()."""
+
+    def __init__(self, file: NewFile, parent: int, name: bytes, fsync: bool) -> None:
+        self._file, self._parent, self._name, self._fsync = file, parent, name, fsync
+
+    async def write(self, start: int, data: Buffer) -> None:
+        """Write `data` at offset `start`. Raise OSError."""
+        await trio.to_thread.run_sync(self.write_now, start, data)
+
+    async def place(self) -> None:
+        """Give the value its name, replacing an older value. Raise OSError."""
+        await trio.to_thread.run_sync(self.place_now)
+
+    def write_now(self, start: int, data: Buffer) -> None:
+        """Write `data` at offset `start`. Blocks."""
+        write_all(self._file.descriptor, data, start)
+
+    def place_now(self) -> None:
+        """Give the value its name. Blocks."""
+        if self._fsync:
+            os.fsync(self._file.descriptor)
+        self._file.place(self._parent, self._name)
+        if self._fsync:
+            os.fsync(self._parent)
+
+    def close(self) -> None:
+        """Drop the value unless it was placed."""
+        self._file.close()
+        if self._parent >= 0:
+            os.close(self._parent)
+        self._parent = -1
+
+
 class FileSystemStore(WritableStore, BlockingReader):
     """A store of the files below the directory `path`.
 
@@ -90,13 +124,13 @@ class FileSystemStore(WritableStore, BlockingReader):
     ) -> None:
         self.path = os.path.abspath(path)
         self._fsync = fsync
+        self._cleaned: set[bytes] = set()  # directories
         self._links, self._allowed = links, allowed
         self._parent_flags = _DIRECTORY if fsync else os.O_PATH | os.O_DIRECTORY
         try:
             self._base = BaseDirectory(path)
         except OSError as exc:
             raise SourceError(path, reason_of(exc)) from exc
-        self._staging: Staging | None = None
 
     # -- reading
 
@@ -190,6 +224,12 @@ class FileSystemStore(WritableStore, BlockingReader):
 
     # -- writing
 
+    async def create(self, key: str) -> WritableValue:
+        """Return a new value for `key`, creating parent directories. Raise what set() does."""
+        path = _path_of_key(key)
+        with answers(key, writing=True):
+            return await trio.to_thread.run_sync(self._create, path)
+
     async def set(self, key: str, value: Buffer) -> None:
         """Store `value`, creating parent directories. Raise IsDirectory, NotDirectory, AccessDenied, ...
 
@@ -206,8 +246,6 @@ class FileSystemStore(WritableStore, BlockingReader):
             await trio.to_thread.run_sync(self._delete, path)
 
     async def aclose(self) -> None:
-        if self._staging is not None:
-            await trio.to_thread.run_sync(self._staging.close)
         self._base.close()
 
     # -- in a worker thread; or with `cached` on the event loop, raising BlockingIOError instead of waiting
@@ -446,48 +484,44 @@ class FileSystemStore(WritableStore, BlockingReader):
         found.sort()
         return found
 
-    def _set(self, path: bytes, value: Buffer) -> None:
+    def _create(self, path: bytes) -> WritableValue:
         parent_path, _, name = path.rpartition(b"/")
         parent = self._parent(parent_path)
         try:
+            self._clean(parent_path, parent)
             try:
-                self._replace(parent, name, value, near=None)
-            except OSError as exc:
-                if exc.errno != errno.EXDEV:
-                    raise
-                self._replace(parent, name, value, near=parent)  # another file system is mounted there
-            if self._fsync:
-                os.fsync(parent)
-        finally:
-            os.close(parent)
-
-    def _replace(self, parent: int, name: bytes, value: Buffer, near: int | None) -> None:
-        try:
-            old = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
-        except FileNotFoundError:
-            old = 0
-        if stat.S_ISDIR(old):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fsdecode(name))
-        staged = self._stage().create(near, 0o666)
-        try:
+                old = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+            except FileNotFoundError:
+                old = 0
+            if stat.S_ISDIR(old):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fsdecode(name))  # noqa: TRY301
+            file = NewFile(parent)
             if stat.S_ISREG(old):  # keep the mode: a private value stays private
-                os.fchmod(staged.descriptor, stat.S_IMODE(old))
-            view = memoryview(value).cast("B")
-            while view:
-                view = view[os.write(staged.descriptor, view) :]
-            if self._fsync:
-                os.fsync(staged.descriptor)
-            staged.place(parent, name)
-        finally:
-            staged.discard()
+                os.fchmod(file.descriptor, stat.S_IMODE(old))
+            return WritableValue(file, parent, name, self._fsync)
+        except BaseException:
+            os.close(parent)
+            raise
+
+    def _clean(self, path: bytes, directory: int) -> None:
+        """Remove what killed writers left in a directory, before the first write there."""
+        if path not in self._cleaned:
+            self._cleaned.add(path)
+            remove_abandoned(directory)
+
+    def _set(self, path: bytes, value: Buffer) -> None:
+        with contextlib.closing(self._create(path)) as new:
+            new.write_now(0, value)
+            new.place_now()
 
     def _delete(self, path: bytes) -> None:
         parent_path, _, name = path.rpartition(b"/")
         parent = self._base.open(parent_path, self._parent_flags)
         try:
+            self._clean(parent_path, parent)
             mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
             if stat.S_ISDIR(mode):
-                self._stage().remove_tree(parent, name)
+                remove_tree(parent, name)
             else:
                 os.unlink(name, dir_fd=parent)
             if self._fsync:
@@ -512,11 +546,6 @@ class FileSystemStore(WritableStore, BlockingReader):
         finally:
             os.close(parent)
         return self._base.open(path, self._parent_flags)
-
-    def _stage(self) -> Staging:
-        if self._staging is None:
-            self._staging = Staging(self._base.descriptor)
-        return self._staging
 
 
 def _path_of_key(key: str, root: bool = False) -> bytes:

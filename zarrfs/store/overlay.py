@@ -30,11 +30,11 @@ from zarrfs.store.api import (
     split_key,
 )
 from zarrfs.store.directory import answers, info_of, not_opened
-from zarrfs.store.staging import RESERVED, StagedFile
 from zarrfs.store.traversal import extents
 from zarrfs.store.upper import RECORD, UNFINISHED, NamesLock, Upper, remove_unfinished, reserved
 from zarrfs.store.uri import file_uri
 from zarrfs.store.values import FileValue, open_sized
+from zarrfs.store.writing import RESERVED, NewFile, remove_tree
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.sparse import data_extents, keep_times, write_sparse
 
@@ -239,7 +239,7 @@ class Overlay(WritableStore):
         if whole is None:
             whole = (await self.lower.info(key)).size or 0
         size = whole if most is None else min(whole, most)
-        staged = await trio.to_thread.run_sync(self.upper.staging.create, None, 0o600)
+        new = await trio.to_thread.run_sync(self.upper.create, 0o600)
         try:
             if size or (most != 0 and not self.lower.remote):  # an empty file may be one that is being written
                 with contextlib.closing(await open_sized(self.lower, key, whole)) as value:
@@ -248,16 +248,16 @@ class Overlay(WritableStore):
                             raise Refused(key, errno.ESTALE)  # the kernel repeats the lookup
                         info = _with_mode(value.info)
                         size = value.size if most is None else min(value.size, most)
-                    await self._copy_data(staged.descriptor, value, key, info._replace(size=size))
-            await trio.to_thread.run_sync(self._finish, staged, info, size)
+                    await self._copy_data(new.descriptor, value, key, info._replace(size=size))
+            await trio.to_thread.run_sync(self._finish, new, info, size)
             async with self.lock:
                 if self.upper.status(key) is None and not self.upper.covers(key):
                     await self.make_parents(key)
                     with self.upper.at(key) as (directory, name), keep_times(directory):
-                        staged.place(directory, name)
+                        new.place(directory, name)
                     return True
         finally:
-            staged.discard()
+            new.close()
         return False
 
     async def _copy_data(self, descriptor: int, value: Value, key: str, info: Info) -> None:
@@ -278,8 +278,8 @@ class Overlay(WritableStore):
                     raise ReadError(key, "ended early while it was copied")
                 await trio.to_thread.run_sync(write_sparse, descriptor, data, at)
 
-    def _finish(self, staged: StagedFile, info: Info, size: int) -> None:
-        descriptor = staged.descriptor
+    def _finish(self, new: NewFile, info: Info, size: int) -> None:
+        descriptor = new.descriptor
         os.ftruncate(descriptor, size)
         if self.owner is not None:
             os.fchown(descriptor, *self.owner)
@@ -383,14 +383,11 @@ class Overlay(WritableStore):
                 if (await self.find(key)).is_directory:
                     raise IsDirectory(key)
             await self._make_directories(split_key(key)[0])
-            staged = self.upper.staging.create(None, 0o644)
-            try:
-                write_sparse(staged.descriptor, value, 0)
-                os.ftruncate(staged.descriptor, memoryview(value).nbytes)
+            with contextlib.closing(self.upper.create(0o644)) as new:
+                write_sparse(new.descriptor, value, 0)
+                os.ftruncate(new.descriptor, memoryview(value).nbytes)
                 with self.upper.at(key) as (directory, name_there):
-                    staged.place(directory, name_there)
-            finally:
-                staged.discard()
+                    new.place(directory, name_there)
             self.upper.remove_whiteout(key)
 
     async def delete(self, key: str) -> None:
@@ -402,7 +399,7 @@ class Overlay(WritableStore):
             if found.status is not None:
                 with self.upper.at(key) as (directory, name):
                     if stat.S_ISDIR(found.status.st_mode):
-                        self.upper.staging.remove_tree(directory, name)
+                        remove_tree(directory, name)
                     else:
                         os.unlink(name, dir_fd=directory)
 

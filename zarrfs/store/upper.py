@@ -24,7 +24,7 @@ import trio
 
 from zarrfs.errors import SourceError, reason_of
 from zarrfs.store.api import join_key, split_key
-from zarrfs.store.staging import RESERVED, Staging
+from zarrfs.store.writing import RESERVED, NewFile, remove_abandoned
 from zarrfs.system.beneath import BaseDirectory
 
 PREFIX = ".wh."
@@ -101,7 +101,6 @@ class Upper:
         except BaseException:
             self._base.close()
             raise
-        self.staging = Staging(self._base.descriptor, 0o700)  # no other user may change files that are copied up
 
     # -- locking
 
@@ -125,6 +124,9 @@ class Upper:
         if self._locked >= 0:
             os.close(self._locked)
         self._locked = descriptor
+        if exclusive:
+            with contextlib.suppress(OSError):  # of another user, or on a read-only file system
+                remove_abandoned(self._base.descriptor)
         if self.plain or self._over is None:
             return
         recorded = self._check_record(self._over)  # again, because another mount may have written the record since
@@ -142,20 +144,13 @@ class Upper:
         if self._locked >= 0:
             os.close(self._locked)
             self._locked = -1
-        if self._base.descriptor >= 0:
-            self.staging.close()
         self._base.close()
 
     def _write_record(self, record: dict[str, Any]) -> None:
-        staged = self.staging.create(None, 0o644)
-        try:
-            os.write(staged.descriptor, json.dumps(record).encode())
-            os.fsync(staged.descriptor)
-            with self.at(RECORD) as (directory, name):
-                staged.place(directory, name)
-        finally:
-            staged.discard()
-            self.staging.close()  # the next copy-up creates it again
+        with contextlib.closing(self.create(0o644)) as new:
+            os.write(new.descriptor, json.dumps(record).encode())
+            os.fsync(new.descriptor)
+            new.place(self._base.descriptor, os.fsencode(RECORD))
 
     def _check_record(self, over: dict[str, Any]) -> bool:
         """Return whether there is a record.
@@ -193,6 +188,10 @@ class Upper:
         return found
 
     # -- files
+
+    def create(self, mode: int) -> NewFile:
+        """Return a new file, which has no name yet. Raise OSError."""
+        return NewFile(self._base.descriptor, mode)
 
     @contextlib.contextmanager
     def at(self, key: str) -> Iterator[tuple[int, bytes]]:

@@ -27,7 +27,7 @@ _NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS, errno.EXDEV)
 
 
-class WritableValue:
+class NewFile:
     """A new file, open for reading and writing, that place() gives its name. Methods block.
 
     `directory`: a descriptor of a directory on the file system of the file. Raise OSError.
