@@ -63,7 +63,7 @@ def kill_and_repeat(place: Path, times: int) -> None:
             assert (place / "new.json").read_bytes() == (place / "whole.json").read_bytes()
             (place / "new.json").unlink()
         for name in os.listdir(place / "b") if (place / "b").exists() else ():
-            if name != ".zarrfs-staging":
+            if not name.startswith(".zarrfs-staging"):
                 assert (place / "whole" / name).read_bytes() == (place / "b" / name).read_bytes()
                 if random.random() < 0.3:
                     (place / "b" / name).unlink()
@@ -77,7 +77,7 @@ def test_a_killed_command_can_be_repeated(tmp_path: Path) -> None:
     kill_and_repeat(tmp_path, KILLS)
 
 
-CALLS = ("open", "mkdir", "chmod", "access", "pwrite", "close", "rename", "rmdir", "unlink")
+CALLS = ("open", "access", "pwrite", "link", "close", "rename", "unlink")
 
 
 def die_at(number: int) -> None:
@@ -118,22 +118,22 @@ def test_no_partial_blob_after_a_kill_at_any_system_call(tmp_path: Path) -> None
         check_blobs(blobs)
         assert len(os.listdir(blobs)) == 1
         if status == 0:
-            assert number > 8
+            assert number > 5
             return
     raise AssertionError("it makes no end of system calls")
 
 
 def test_leftovers_of_a_dead_process_are_removed(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"1" * 5000)
-    dead, alive = tmp_path / "b/.zarrfs-staging/dead", tmp_path / "b/.zarrfs-staging/alive"
-    for directory in (dead, alive):
-        directory.mkdir(parents=True)
-        (directory / "1.0").write_bytes(b"half")
+    dead, alive = tmp_path / "b/.zarrfs-staging.dead", tmp_path / "b/.zarrfs-staging.alive"
+    (tmp_path / "b").mkdir()
+    for path in (dead, alive):
+        path.write_bytes(b"half")
     descriptor = os.open(alive, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     assert run("archive", "create", "-C", tmp_path, "file", "--blobs", tmp_path / "b").returncode == 0
     assert not dead.exists()
-    assert (alive / "1.0").exists()
+    assert alive.exists()
     os.close(descriptor)
     assert run("archive", "create", "-C", tmp_path, "file", "--blobs", tmp_path / "b").returncode == 0
     check_blobs(tmp_path / "b")

@@ -9,22 +9,15 @@ import json
 import os
 import signal
 import socket
-import stat
 import subprocess
 import sys
-import tempfile
 import threading
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import trio
 
 from tests.conftest import PROGRAM, run
-from tests.copying.mergedtrees import changed, opened, write_source
-from zarrfs.copying.changes import discard
-from zarrfs.copying.commit import NewSource, commit
 from zarrfs.store.upper import RECORD
 
 VALUES = 68  # more than are fetched at a time, and a multiple of the requests that Together waits for
@@ -75,51 +68,6 @@ def test_a_killed_commit_leaves_no_data_file(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(os.listdir(tmp_path)) == ["new.json", "new.json.data", "refs.json", "upper"]
     assert run("cat", tmp_path / "new.json", "first").stdout == "1" * 10_000
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
-def test_read_only_directories_are_replaced_and_discarded() -> None:
-    with tempfile.TemporaryDirectory(prefix="zarrfs-") as name:
-        place = Path(name)
-        upper = place / "upper"
-        upper.mkdir()
-        path = write_source(place, "zarr", {"a/x": b"1" * 5000, "b/y": b"2"})
-        changed(upper, path)
-        for directory in ("ro", "b"):
-            (upper / directory).mkdir()
-        (upper / "ro/f").write_text("1")
-        (upper / "b/y").write_text("of another user")
-        subprocess.run(["chown", "-R", "65534:65534", place], check=True)
-        os.chown(upper / "b/y", 3, 3)
-        os.chmod(upper / "b/y", 0o6755)
-        os.chmod(upper / "ro", 0o555)
-        os.chmod(upper, 0o555)
-        child = os.fork()
-        if not child:
-            os.setgroups([])
-            os.setresgid(65534, 65534, 65534)
-            os.setresuid(65534, 65534, 65534)
-            os._exit(as_user(path, upper, place / "new"))
-        assert os.waitpid(child, 0)[1] == 0
-        assert stat.S_IMODE((place / "new").stat().st_mode) == 0o555
-        assert stat.S_IMODE((place / "new/ro").stat().st_mode) == 0o555
-        assert stat.S_IMODE((place / "new/b/y").stat().st_mode) == 0o755, "setuid to another user"
-        assert sorted(os.listdir(place)) == ["new", "source", "upper"]
-        assert os.listdir(upper) == []
-
-
-def as_user(path: Path, upper: Path, new: Path) -> int:
-    """Commit twice and discard; return the exit status."""
-    try:
-        for _ in range(2):
-            overlay, plan = opened(path, upper)
-            trio.run(commit, overlay, plan, NewSource(str(new), "directory", replace=True), print)
-            trio.run(overlay.aclose)
-        discard(str(upper), lambda count: True)
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    return 0
 
 
 class Together(http.server.BaseHTTPRequestHandler):

@@ -27,7 +27,7 @@ from zarrfs.archives.document_writer import (
 )
 from zarrfs.errors import SourceError, UsageError, reason_of
 from zarrfs.store.destination import is_utf8
-from zarrfs.store.staging import RESERVED
+from zarrfs.store.writing import RESERVED
 from zarrfs.system.beneath import file_version
 from zarrfs.system.sparse import each_extent
 

@@ -53,7 +53,7 @@ def copy(
     status is 1. Times, modes and holes are kept, owners and set-user-ID bits are not. Nothing at DEST is removed.
     """
     from zarrfs.config.shares import WHOLE
-    from zarrfs.copying.copier import CopyReport, copy_store
+    from zarrfs.copying.copy import CopyReport, copy_store
     from zarrfs.store.uri import path_of_uri
 
     share, report = common.share(shard) or WHOLE, CopyReport()
@@ -69,7 +69,7 @@ def copy(
         with meter.displayed(meter.of(report), parsed.options.log_level == "error"):
             await copy_store(store, dest, report, include, exclude, overwrite, share, sync)
 
-    takes = "zarrfs.store.remotefiles", "zarrfs.copying.copier"
+    takes = "zarrfs.store.remotefiles", "zarrfs.copying.copy"
     try:
         with orderly_end(), _given(source) as path:
             common.run_on_store(path, parsed, body, takes=takes)

@@ -1,159 +1,156 @@
-"""Copies of a store, or of selected keys, to a directory: many files at a time, resumed after an interruption.
+"""Copies of a store to a directory. One walk finds the entries, threads write them a batch at a time.
 
-A few threads write the entries, a batch at a time (copy_threads.py). This module fetches bytes that are not on this
-machine, many values concurrently.
+A thread reads by itself what is on this machine: files, inline values, and blobs in directories. Other values are
+fetched on the event loop, many at a time, and then written by a thread. Each file appears under its name when it is
+complete, and one that has the kind, size and time of its entry is not written again: a copy that was killed is resumed
+by running it again, without notes about it anywhere.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
+import dataclasses
 import itertools
-import json
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import Any
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import trio
 
 from zarrfs.concurrency.budget import MemoryBudget
 from zarrfs.concurrency.tasks import for_each
-from zarrfs.copying.check_report import bad_entry
-from zarrfs.copying.copy_report import CopiedEntry, CopyOptions, CopyReport
-from zarrfs.copying.copy_threads import LARGE, BatchWriter, Item, Outcome, Writing, close_all, data_bytes
-from zarrfs.copying.destination_directory import (
-    EXISTING,
-    DestinationDirectory,
+from zarrfs.config.shares import WHOLE, Share
+from zarrfs.copying.target_directory import (
+    Existing,
     Folder,
     InTheWay,
+    TargetDirectory,
     broken_rule,
+    create,
     ends_all,
+    is_special,
 )
-from zarrfs.errors import ReadError, SourceError, StoreError, UsageError, ZarrfsError, reason_of
-from zarrfs.store.api import Info, Kind, Part, Store, Value, join_key, ordinary_mode
+from zarrfs.errors import ReadError, SourceError, StoreError, ZarrfsError, internal_error, reason_of
+from zarrfs.store.api import Info, Kind, Part, Store, Value, join_key
 from zarrfs.store.destination import sync_file_system
 from zarrfs.store.keyglobs import Picking
 from zarrfs.store.traversal import check_length, extents
 from zarrfs.store.values import open_sized
-from zarrfs.system.buffers import write_all
+from zarrfs.store.writing import NewFile
+from zarrfs.system.buffers import Buffer, write_all
 from zarrfs.system.sparse import copy_data
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+LARGE = 8 << 20  # bytes: a larger value that must be fetched is fetched and written in pieces
 _BATCH, _BATCH_BYTES = 128, LARGE  # entries, and bytes, that a thread writes in one call
-_IN_FLIGHT = 4  # batches that are fetched over a network while others are written
-_MEMORY = 64 << 20  # limit of fetched bytes that wait to be written
-_WAITING = 256  # limit of fetched files that wait to be written, because each may hold a descriptor
-_UNKNOWN = 256 << 10  # bytes assumed for a file of unknown size
-_PIECE = 4 << 20  # maximum number of bytes in a request for a part of a large file
-_PIECES = 4  # concurrent requests for parts of a large file
-_SMALL = 64 << 10  # average file size of a batch, in bytes, up to which more threads contend more than they gain
+_IN_FLIGHT = 6  # batches at the same time; the threads write _THREADS of them
+_THREADS = min(4, os.cpu_count() or 1)
+_MEMORY = 64 << 20  # bytes that are fetched and not written yet
+_UNKNOWN = 256 << 10  # bytes assumed for a value of unknown size
+_PIECE, _PIECES = 4 << 20, 4  # bytes of a request for a part of a large value; requests at the same time
 _FAILURES_KEPT = 1000
 
 
-Link = Callable[[str, Info], Awaitable[str | None]]
+@dataclasses.dataclass
+class CopyReport:
+    """The counts of a copy, updated while it runs."""
+
+    files: int = 0  # files in place, without links
+    bytes: int = 0  # bytes of files that were written
+    expected_files: int | None = None
+    expected_bytes: int | None = None
+    bad: int = 0  # entries that failed
+    failed: list[str] = dataclasses.field(default_factory=list)  # a line for each of the first ones
+    unmatched: list[str] = dataclasses.field(default_factory=list)  # globs of `include` without a match
+
+
+@dataclasses.dataclass(slots=True)
+class _Item:
+    """An entry to write."""
+
+    folder: Folder
+    key: str
+    info: Info
+    parts: Sequence[Part] | None = None  # its bytes, once they are fetched
 
 
 async def copy_store(
-    store: Store,
-    destination: str,
-    choice: CopyOptions,
-    report: CopyReport,
-    done: Callable[[CopiedEntry], None] | None = None,
-    link: Link | None = None,
-) -> None:
-    """Write the entries of `store` to the directory `destination`, and create it if it is missing.
+    store: Store, destination: str, report: CopyReport, include: Sequence[str] = (), exclude: Sequence[str] = (),
+    overwrite: bool = False, share: Share = WHOLE, sync: bool = False,
+) -> None:  # fmt: skip
+    """Write the entries of `store`, or those of them that globs and `share` select, to the directory `destination`.
 
-    Every file appears whole or not at all, and nothing is written outside of `destination`. `done` is called for every
-    entry that is in place; `link(key, info)` returns the target of a symbolic link to make instead of a copy, or None.
-
-    Raise UsageError if the destination cannot be used, and SourceError, naming the entry, if an entry cannot be read
-    or written: finished files stay, and a run with the same mark resumes the copy. With `choice.keep_going`, failures
-    of single entries are added to `report` instead.
+    Failures of entries are added to `report`. Raise UsageError if the destination cannot be used, and SourceError if
+    nothing more can be written to it.
     """
-    if choice.existing not in EXISTING:
-        raise UsageError(f"{choice.existing}: is not one of {', '.join(EXISTING)}")
-    globs = json.dumps([choice.include, choice.exclude]) if choice.include or choice.exclude else ""
-    picks = globs and hashlib.sha256(globs.encode()).hexdigest()  # thousands of globs would not fit in a journal
-    filling = await trio.to_thread.run_sync(
-        DestinationDirectory, destination, choice.existing, choice.mark, picks, choice.share
-    )
+    root = await store.info("")
+    target = await trio.to_thread.run_sync(TargetDirectory, destination, root, overwrite)
     try:
-        root = await store.info("")
-        run = _Copy(store, filling, choice, report, done, link)
-        await run.everything(root)
-        try:
-            if choice.sync:
-                try:
-                    await trio.to_thread.run_sync(sync_file_system, destination)
-                except OSError:
-                    filling.distrust()
-                    raise
-            await trio.to_thread.run_sync(filling.finish, root, choice.root, choice.unfinished)
-        except OSError as exc:
-            raise SourceError(destination, f"cannot be written: {reason_of(exc)}") from exc
-    except BaseException:
-        with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(filling.abandon)
-        raise
+        copier = _Copier(store, target, report, Picking(include, exclude), share)
+        await copier.run(root)
+        if sync:
+            try:
+                await trio.to_thread.run_sync(sync_file_system, destination)
+            except OSError as exc:  # the kernel reports lost writes only once, and not of which file
+                rule = f"cannot be synced: {reason_of(exc)}: remove it, and copy again"
+                raise SourceError(destination, rule) from exc
+    finally:
+        target.close()
 
 
-class _Copy:
+class _Copier:
     """One call of copy_store()."""
 
     def __init__(
-        self, store: Store, filling: DestinationDirectory, choice: CopyOptions, report: CopyReport,
-        done: Callable[[CopiedEntry], None] | None, link: Link | None,
-    ) -> None:  # fmt: skip
-        self._store, self._filling, self._choice, self._report = store, filling, choice, report
-        self._done, self._link = done, link
+        self, store: Store, target: TargetDirectory, report: CopyReport, picking: Picking, share: Share
+    ) -> None:
+        self._store, self._target, self._report, self._picking, self._share = store, target, report, picking, share
         self._reader = store.blocking()
-        self._picking = Picking(choice.include, choice.exclude)
-        self._writer = BatchWriter(filling, store, choice.sums)
-        jobs = choice.jobs or min(4, os.cpu_count() or 1)
-        self._jobs, self._threads = jobs, trio.CapacityLimiter(jobs)
-        self._small = trio.CapacityLimiter(choice.jobs or 1)  # threads that write small files
-        self._slots = trio.Semaphore(jobs + _IN_FLIGHT)
+        self._threads = trio.CapacityLimiter(_THREADS)
+        self._slots = trio.Semaphore(_IN_FLIGHT)
         self._budget = MemoryBudget(_MEMORY)
-        self._found = 0, 0  # files to write, and their bytes as far as sizes are known
-        self._walked = False  # whether `_found` covers all entries, and the store had no counts to expect
-        self._batch: list[Item] = []
+        self._folders: list[Folder] = []
+        self._batch: list[_Item] = []
         self._batch_bytes = 0
-        self._scope = trio.CancelScope()
         self._fatal: ZarrfsError | None = None
+        self._scope = trio.CancelScope()
+        self._lock = threading.Lock()  # of the report
 
-    async def everything(self, root: Info) -> None:
-        """Write all selected entries. The failure that ends the run is raised itself, not in an exception group."""
+    async def run(self, root: Info) -> None:
+        """Copy everything. The failure that ends the run is raised itself, not in an exception group."""
         if self._picking.everything and (usage := await self._store.usage()).counted:
-            count = self._choice.share.count if self._choice.share is not None else 1
-            self._report.expected_files, self._report.expected_bytes = usage.files // count, usage.bytes // count
-        send, receive = trio.open_memory_channel[tuple[Item, int]](4 * _BATCH)
+            self._report.expected_files = usage.files // self._share.count
+            self._report.expected_bytes = usage.bytes // self._share.count
+        send, receive = trio.open_memory_channel[tuple[_Item, int]](_BATCH)
         with self._scope:
             async with trio.open_nursery() as writers:
-                for _ in range(self._jobs):
+                for _ in range(_THREADS):
                     writers.start_soon(self._write_fetched, receive.clone())
                 receive.close()
                 async with send, trio.open_nursery() as nursery:
                     self._nursery, self._fetched = nursery, send
-                    folder = self._filling.root(root)
-                    await self._walk(folder)
-                    self._walked = self._report.expected_files is None
-                    self._expect(0, 0)
+                    await self._walk(root)
                     await self._flush()
-        for entry, rule in await self._store.problems() if self._picking.everything else ():
-            self._fail(entry, UsageError(rule))  # an entry that is left out of the source
-        self._account(())
+            await self._in_thread(self._finish)
         if self._fatal is not None:
             raise self._fatal
+        for entry, rule in await self._store.problems() if self._picking.everything else ():
+            if self._share.has(entry):
+                self._fail(entry, InTheWay(rule))  # an entry that is left out of the source
         self._report.unmatched = self._picking.unused()
 
-    # -- selection of entries
+    # -- the walk
 
-    async def _walk(self, root: Folder) -> None:
+    async def _walk(self, root: Info) -> None:
+        top = Folder("", root, None, own=True)
+        top.wanted = True
+        self._folders.append(top)
         levels: list[tuple[Folder, bool, AsyncIterator[Info]]] = []
-        levels.append((root, self._picking.root, self._store.list_dir("")))
+        levels.append((top, self._picking.root, self._store.list_dir("")))
         while levels:
             folder, chosen, listing = levels[-1]
             try:
@@ -163,322 +160,286 @@ class _Copy:
                 info = None
             if info is None:
                 levels.pop()
-                await self._add(Item(folder, folder.key, folder.info, closing=True), 0)
                 continue
             key = join_key(folder.key, info.name)
             picked = self._picking.picked(key, chosen)
             if picked is None:
                 continue
-            rule = broken_rule(info.name, folder)
-            if rule is not None:
+            if (rule := broken_rule(info.name)) is not None:
                 if picked:
                     self._fail(key, InTheWay(rule))
             elif info.kind is Kind.DIRECTORY:
-                below = Folder(key, info, folder)
-                self._writer.hold(folder)
-                if picked and self._is_mine(key):
+                below = Folder(key, info, folder, own=picked and self._share.has(key))
+                self._folders.append(below)
+                if picked:
                     below.want()
                 levels.append((below, picked, self._store.list_dir(key)))
-            elif picked and self._is_mine(key):
+            elif picked:
                 folder.want()
-                await self._add_entry(folder, key, info)
+                if self._share.has(key):
+                    await self._add(_Item(folder, key, info))
 
-    def _is_mine(self, key: str) -> bool:
-        """Return whether a selected entry belongs to the share of this run."""
-        return self._choice.share is None or self._choice.share.has(key)
-
-    async def _add_entry(self, folder: Folder, key: str, info: Info) -> None:
-        if info.mode is not None and not self._choice.set_ids:
-            info = info._replace(mode=ordinary_mode(info))
-        item = Item(folder, key, info)
-        if self._link is not None and info.kind is Kind.FILE:
-            try:
-                item.link = await self._link(key, info)
-            except (ZarrfsError, OSError) as exc:
-                self._fail(key, exc)
-                return
-        self._writer.hold(folder)
-        is_file = item.link is None and info.kind is Kind.FILE
-        size = data_bytes(info) if is_file else 0
-        self._expect(is_file, size)
-        if info.size is None and item.link is None:
-            size = _UNKNOWN
-        if size > LARGE:
-            await self._slots.acquire()
-            self._nursery.start_soon(self._slot, self._write_large, item)
-        else:
-            await self._add(item, size)
-
-    async def _add(self, item: Item, size: int) -> None:
+    async def _add(self, item: _Item) -> None:
         self._batch.append(item)
-        self._batch_bytes += size
+        self._batch_bytes += _UNKNOWN if item.info.size is None else _data_bytes(item.info)
         if len(self._batch) >= _BATCH or self._batch_bytes >= _BATCH_BYTES:
             await self._flush()
 
     async def _flush(self) -> None:
-        if self._batch:
-            batch, self._batch, self._batch_bytes = self._batch, [], 0
-            await self._slots.acquire()
-            self._nursery.start_soon(self._slot, self._write_batch, batch)
+        batch, self._batch, self._batch_bytes = self._batch, [], 0
+        await self._slots.acquire()
+        self._nursery.start_soon(self._copy, batch)
 
-    async def _slot(self, function: Callable[[Any], Awaitable[None]], what: Any) -> None:
+    async def _copy(self, batch: list[_Item]) -> None:
         try:
-            await function(what)
+            if missing := await self._in_thread(self._write, batch):
+                await self._store.prefetch([item.key for item in missing])
+                async with trio.open_nursery() as nursery:
+                    for item in missing:
+                        nursery.start_soon(self._fetch, item)
         finally:
             self._slots.release()
 
-    def _expect(self, files: int, size: int) -> None:
-        self._found = self._found[0] + files, self._found[1] + size
-        if self._walked:
-            self._report.expected_files, self._report.expected_bytes = self._found
-
-    # -- outcomes
-
-    def _account(self, outcomes: Sequence[Outcome]) -> list[Item]:
-        """Count outcomes; return the items whose bytes must still be fetched."""
-        missing = []
-        for item, done, error in [*outcomes, *self._writer.ended()]:
-            if error is not None:
-                self._fail(item.key, error)
-            elif done is None:
-                missing.append(item)
-            else:
-                self._note(done, data_bytes(item.info))
-        return missing
-
-    def _note(self, done: CopiedEntry, size: int) -> None:
-        """Count an entry that is in place; `size`: its bytes without holes."""
-        report = self._report
-        if done.how in ("kept", "resumed") and done.kind is not Kind.DIRECTORY:
-            report.kept += done.how == "kept"
-            report.resumed += done.how == "resumed"
-        elif done.kind is Kind.FILE:
-            report.files += 1
-            report.bytes += size
-        elif done.kind is Kind.DIRECTORY:
-            report.directories += 1
-        else:
-            report.links += 1
-        if self._done is not None:
-            self._done(done)
+    async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
+        found = await trio.to_thread.run_sync(function, *args, limiter=self._threads)
+        if self._fatal is not None:
+            self._scope.cancel()
+        return found
 
     def _fail(self, key: str, exc: Exception) -> None:
-        if self._fatal is not None:
-            return
+        """Note a failure, in any thread. One that ends the run takes effect at the end of the call of the thread."""
         if not isinstance(exc, ZarrfsError | OSError):
             log.debug("%s: unexpected failure", key, exc_info=exc)
-        if isinstance(exc, InTheWay):
-            key, exc = exc.key or key, InTheWay(f"{exc}{self._choice.advice}")
-        self._report.bad += 1
-        if len(self._report.failed) < _FAILURES_KEPT:
-            self._report.failed.append(bad_entry(key, exc))
-        if not self._choice.keep_going or ends_all(exc):
-            self._fatal = _source_error(self._filling.path, key, exc)
-            self._scope.cancel()
+        with self._lock:
+            if self._fatal is not None:
+                return
+            if ends_all(exc):
+                self._fatal = SourceError(self._target.path, _rule(key, exc), key or "/")
+                return
+            self._report.bad += 1
+            if len(self._report.failed) < _FAILURES_KEPT:
+                self._report.failed.append(f"{key or '/'}: {_rule(key, exc)}")
 
-    async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
-        return await trio.to_thread.run_sync(function, *args, limiter=self._threads)
+    def _count(self, files: int = 0, size: int = 0) -> None:
+        with self._lock:
+            self._report.files += files
+            self._report.bytes += size
 
-    async def _write_batch(self, batch: list[Item]) -> None:
-        if self._filling.begun:
-            batch = await self._comparable(batch)
-        try:
-            outcomes = await self._written(batch)
-        finally:  # descriptors are still open if the task was cancelled before its thread started
-            close_all(batch)
-        missing = self._account(outcomes)
-        if not missing:
-            return
-        await self._store.prefetch([item.key for item in missing])
-        async with trio.open_nursery() as nursery:
-            for item in missing:
-                nursery.start_soon(self._fetch, item)
+    # -- in threads
 
-    async def _comparable(self, batch: list[Item]) -> list[Item]:
-        """Look up the size and time of files whose listing has neither; return the batch without files that fail.
-
-        With neither to compare, a file that an earlier run wrote would stay even if the source has changed.
-        """
-        failed = set[int]()
-
-        async def look(item: Item) -> None:
+    def _write(self, batch: Sequence[_Item]) -> list[_Item]:
+        """Write a batch; return the items whose bytes must be fetched first."""
+        missing: list[_Item] = []
+        for folder, group in itertools.groupby(batch, lambda item: item.folder):
+            trio.from_thread.check_cancelled()
+            items = list(group)
+            directory = self._open(folder)
+            if directory is None:
+                continue
             try:
-                await self._look_up(item)
-            except Exception as exc:
-                self._drop(item, exc)
-                failed.add(id(item))
+                local = self._local_parts(folder, items)
+                for item in items:
+                    if self._fatal is not None:
+                        break
+                    try:
+                        if not self._write_one(directory, item, local):
+                            missing.append(item)
+                    except Exception as exc:
+                        self._fail(item.key, exc)
+            finally:
+                os.close(directory)
+        return missing
 
-        unknown = [item for item in batch if item.unread and item.info.size is None and item.info.mtime_ns is None]
-        await for_each(look, unknown)
-        return [item for item in batch if id(item) not in failed]
+    def _open(self, folder: Folder) -> int | None:
+        """Open a directory; return None if it cannot be, which is reported once."""
+        if folder.failed:
+            return None
+        try:
+            return self._target.open(folder)
+        except (ZarrfsError, OSError) as exc:
+            folder.failed = True
+            self._fail(folder.key, exc)
+            return None
 
-    async def _look_up(self, item: Item) -> None:
-        """Set the size of a file, and its time if the listing has none; a later run compares both."""
-        found, info = await self._store.info(item.key), item.info
-        # a listing may have coarser times, but a later run compares with its listing, too
-        time = found.mtime_ns if info.mtime_ns is None else info.mtime_ns
-        item.info = info._replace(size=found.size, mtime_ns=time)
-        self._expect(0, data_bytes(item.info))
+    def _local_parts(self, folder: Folder, items: Sequence[_Item]) -> dict[str, list[Part] | None]:
+        names = [item.info.name for item in items if item.parts is None and item.info.kind is Kind.FILE]
+        return {} if self._reader is None or not names else self._reader.parts_in(folder.key, names)
 
-    async def _written(self, batch: list[Item]) -> list[Outcome]:
-        """Write a batch in a thread.
+    def _write_one(self, directory: int, item: _Item, local: dict[str, list[Part] | None]) -> bool:
+        """Write one entry; return False if its bytes must be fetched first."""
+        info, folder = item.info, item.folder
+        there = self._target.compare(directory, folder, info)
+        if is_special(info):
+            if there is Existing.SAME:
+                self._target.dress_special(directory, info)
+            else:
+                self._target.make_special(directory, folder, info, there)
+            return True
+        if there is Existing.SAME:
+            self._count(1)
+            return True
+        if self._reader is not None and self._reader.opens_files:
+            source = self._reader.open_file(item.key)
+            try:
+                self._write_file(directory, item, there, source)
+            finally:
+                os.close(source)
+            return True
+        parts = local.get(info.name) if item.parts is None else item.parts
+        contents = None if parts is None else self._contents(parts)
+        if contents is None:
+            return False
+        with contextlib.closing(create(directory, folder, info)) as file:
+            for start, data in contents:
+                write_all(file.descriptor, data, start)
+                self._count(size=len(data))
+            os.ftruncate(file.descriptor, info.size or 0)
+            self._target.place(file, directory, folder, info, there)
+        self._count(1)
+        return True
 
-        System calls for small files are so short that several threads only contend, unless they wait for a disk or a
-        server. So, without CopyOptions.jobs, small files are written in one thread, and in more only as long as
-        threads wait for most of their time.
-        """
-        go_on = self._choice.keep_going
-        if sum(data_bytes(item.info) for item in batch if item.info.kind is Kind.FILE) > _SMALL * len(batch):
-            outcomes, _ = await trio.to_thread.run_sync(self._writer.write, batch, go_on, limiter=self._threads)
-            return outcomes
-        outcomes, waited = await trio.to_thread.run_sync(self._writer.write, batch, go_on, limiter=self._small)
-        if self._choice.jobs is None:
-            self._small.total_tokens = self._jobs if waited > 0.5 else 1
-        return outcomes
+    def _write_file(self, directory: int, item: _Item, there: Existing, source: int) -> None:
+        """Write an entry whose bytes are those of the open file `source`."""
+        with contextlib.closing(create(directory, item.folder, item.info)) as file:
+            copy_data(source, file.descriptor, os.fstat(source).st_size, item.key, self._copied)
+            self._target.place(file, directory, item.folder, item.info, there)
+        self._count(1)
 
-    def _drop(self, item: Item, exc: Exception) -> None:
-        self._fail(item.key, exc)
-        self._writer.release(item.folder)
+    def _copied(self, count: int) -> None:
+        if count >= _PIECE:
+            trio.from_thread.check_cancelled()
+        self._count(size=count)
+
+    def _contents(self, parts: Sequence[Part]) -> list[tuple[int, Buffer]] | None:
+        """Return (start, verified bytes) of parts; None if the bytes of a part must be fetched."""
+        contents: list[tuple[int, Buffer]] = []
+        for part in parts:
+            data = part.data
+            if data is None:
+                assert self._reader is not None
+                data = self._reader.blob(part.url)
+                if data is None:
+                    return None
+                data = data[part.offset : part.offset + part.length]
+            contents.append((part.start, data))
+        return contents
+
+    def _finish(self) -> None:
+        for folder in reversed(self._folders):
+            trio.from_thread.check_cancelled()
+            if folder.wanted and not folder.failed:
+                try:
+                    self._target.finish(folder)
+                except (ZarrfsError, OSError) as exc:
+                    self._fail(folder.key, exc)
 
     # -- bytes that must be fetched
 
-    async def _fetch(self, item: Item) -> None:
-        """Fetch the bytes of a file, or open it, for _write_fetched(); fetch and write a large file in pieces."""
-        room = 0
+    async def _fetch(self, item: _Item) -> None:
+        """Fetch a value, and write it or pass it on to _write_fetched()."""
         try:
-            if item.info.size is None:
-                await self._look_up(item)
-            large = data_bytes(item.info) > LARGE
-            if not large:
-                size = max(data_bytes(item.info), _MEMORY // _WAITING)
-                await self._budget.take(size)
-                room = size
-                with contextlib.closing(await open_sized(self._store, item.key, item.info.size or 0)) as value:
-                    descriptor = value.fileno()
-                    if descriptor is not None:
-                        item.descriptor = os.dup(descriptor)
-                    else:
-                        item.content = await self._parts(item, value)
-                await self._fetched.send((item, room))
-        except BaseException as exc:
+            info = item.info
+            opening = self._store.open(item.key) if info.size is None else open_sized(self._store, item.key, info.size)
+            with contextlib.closing(await opening) as value:
+                time = value.info.mtime_ns if info.mtime_ns is None else info.mtime_ns
+                item.info = info._replace(size=value.size, mtime_ns=time)
+                if item.info != info and await self._in_thread(self._in_place, item):
+                    return
+                if value.fileno() is not None:
+                    await self._in_thread(self._write_open, item, value)
+                elif _data_bytes(item.info) > LARGE:
+                    await self._write_large(item, value)
+                else:
+                    await self._read(item, value)
+        except Exception as exc:
+            self._fail(item.key, exc)
+
+    def _in_place(self, item: _Item) -> bool:
+        """Return whether an entry, of which size and time are known now, is in place already."""
+        if item.folder.has(item.info.name):
+            with self._entered(item.folder) as directory:
+                if self._target.compare(directory, item.folder, item.info) is Existing.SAME:
+                    self._count(1)
+                    return True
+        return False
+
+    @contextlib.contextmanager
+    def _entered(self, folder: Folder) -> Iterator[int]:
+        directory = self._target.open(folder)
+        try:
+            yield directory
+        finally:
+            os.close(directory)
+
+    def _write_open(self, item: _Item, value: Value) -> None:
+        source = value.fileno()
+        assert source is not None
+        with self._entered(item.folder) as directory:
+            self._write_file(directory, item, self._target.compare(directory, item.folder, item.info), source)
+
+    async def _read(self, item: _Item, value: Value) -> None:
+        room = max(_data_bytes(item.info), _MEMORY >> 10)  # a thousand values at most
+        await self._budget.take(room)
+        try:
+            parts = []
+            async for start, length in extents(self._store, item.key, item.info):
+                data = await value.read(start, length)
+                check_length(item.key, len(data), start, length)
+                parts.append(Part(start, length, data))
+            item.parts = parts
+            await self._fetched.send((item, room))
+        except BaseException:
             self._budget.give(room)
-            close_all([item])
-            if not isinstance(exc, Exception):
-                raise
-            self._drop(item, exc)
-            return
-        if large:  # not in the try block: _write_large() reports failures and releases the folder itself
-            await self._write_large(item)
+            raise
 
-    async def _parts(self, item: Item, value: Value) -> list[Part]:
-        parts = []
-        async for start, length in extents(self._store, item.key, item.info):
-            data = await value.read(start, length)
-            check_length(item.key, len(data), start, length)
-            parts.append(Part(start, length, data))
-        return parts
+    async def _write_fetched(self, receive: trio.MemoryReceiveChannel[tuple[_Item, int]]) -> None:
+        """Write fetched values; those that are waiting are written in one batch."""
 
-    async def _write_fetched(self, receive: trio.MemoryReceiveChannel[tuple[Item, int]]) -> None:
-        """Write fetched items; items that are waiting are written in one batch."""
-
-        def waiting() -> Iterator[tuple[Item, int]]:
+        def waiting() -> Iterator[tuple[_Item, int]]:
             with contextlib.suppress(trio.WouldBlock, trio.EndOfChannel):
                 while True:
                     yield receive.receive_nowait()
 
         async with receive:
-            try:
-                async for first in receive:
-                    batch = [first, *itertools.islice(waiting(), _BATCH - 1)]
-                    items = [item for item, _ in batch]
-                    try:
-                        self._account(await self._written(items))
-                    finally:
-                        close_all(items)
-                    self._budget.give(sum(room for _, room in batch))
-            finally:  # if the run ends early, there are items with open files in the channel
-                close_all([item for item, _ in waiting()])
+            async for first in receive:
+                batch = [first, *itertools.islice(waiting(), _BATCH - 1)]
+                await self._in_thread(self._write, [item for item, _ in batch])
+                self._budget.give(sum(room for _, room in batch))
 
-    # -- large files
-
-    async def _write_large(self, item: Item) -> None:
-        begun = await self._in_thread(self._writer.begin, item)
-        if isinstance(begun, Outcome):
-            self._account([begun])
-            return
-        error: Exception | None = None
-        digest: str | None = None
-        self._report.unfinished[item.key] = 0
+    async def _write_large(self, item: _Item, value: Value) -> None:
+        file, there = await self._in_thread(self._begin, item)
         try:
-            with contextlib.closing(await open_sized(self._store, item.key, item.info.size or 0)) as value:
-                descriptor = value.fileno()
-                if descriptor is not None:
-                    begun.item.info = begun.item.info._replace(size=value.size)
-                    to, copied = begun.staged.descriptor, functools.partial(self._copied, item)
-                    await self._in_thread(copy_data, descriptor, to, value.size, item.key, copied)
-                else:
-                    error = await self._pieces(begun, value)
-            if error is None:
-                digest = await self._in_thread(self._writer.summed, begun)
-        except Exception as exc:  # unexpected exceptions, too, as for small files
-            error = exc
-        except BaseException as exc:
-            with trio.CancelScope(shield=True):
-                await self._in_thread(self._writer.end, begun, None, ReadError(item.key, type(exc).__name__))
-            raise
-        with trio.CancelScope(shield=True):  # a cancellation here would leave the staged file open
-            outcome = await self._in_thread(self._writer.end, begun, digest, error)
-        del self._report.unfinished[item.key]
-        self._account([outcome])
+            pieces = iter([piece async for piece in _pieces(self._store, item.key, item.info)])
 
-    def _copied(self, item: Item, count: int) -> None:
-        trio.from_thread.check_cancelled()
-        self._report.unfinished[item.key] += count
+            async def copy(pieces: Iterator[tuple[int, int]]) -> None:
+                for start, length in pieces:
+                    await self._budget.take(length)
+                    try:
+                        data = await value.read(start, length)
+                        check_length(item.key, len(data), start, length)
+                        await self._in_thread(write_all, file.descriptor, data, start)
+                        self._count(size=length)
+                    finally:
+                        self._budget.give(length)
 
-    async def _pieces(self, writing: Writing, value: Value) -> Exception | None:
-        """Write a file piece by piece; return the first failure, if any."""
-        failed: list[Exception] = []
-        some = trio.Semaphore(_PIECES)
+            await for_each(copy, [pieces] * _PIECES)  # one iterator for all tasks
+            await self._in_thread(self._end, item, file, there)
+        finally:
+            file.close()
 
-        async def one(start: int, length: int) -> None:
-            try:
-                await self._piece(writing, value, start, length)
-            except Exception as exc:
-                failed.append(exc)
-                nursery.cancel_scope.cancel()
-            finally:
-                some.release()
+    def _begin(self, item: _Item) -> tuple[NewFile, Existing]:
+        with self._entered(item.folder) as directory:
+            there = self._target.compare(directory, item.folder, item.info)
+            return create(directory, item.folder, item.info), there
 
-        key, info = writing.item.key, writing.item.info
-        async with trio.open_nursery() as nursery:
-            try:
-                async for low, length in _stretches(self._store, key, info):
-                    await some.acquire()
-                    nursery.start_soon(one, low, length)
-            except Exception as exc:
-                failed.append(exc)
-                nursery.cancel_scope.cancel()
-        return failed[0] if failed else None
-
-    async def _piece(self, writing: Writing, value: Value, start: int, length: int) -> None:
-        parts = None if self._reader is None else self._reader.parts(writing.item.key, start, start + length)
-        if parts is None:
-            parts, at_hand = [Part(start, length, None)], 0
-        else:
-            at_hand = await self._in_thread(self._writer.fill, writing, parts)
-        self._report.unfinished[writing.item.key] += sum(part.length for part in parts[:at_hand])
-        for part in parts[at_hand:]:
-            await self._budget.take(part.length)
-            try:
-                data = await value.read(part.start, part.length)
-                check_length(writing.item.key, len(data), part.start, part.length)
-                await self._in_thread(write_all, writing.staged.descriptor, data, part.start)
-                self._report.unfinished[writing.item.key] += part.length
-            finally:
-                self._budget.give(part.length)
+    def _end(self, item: _Item, file: NewFile, there: Existing) -> None:
+        os.ftruncate(file.descriptor, item.info.size or 0)
+        with self._entered(item.folder) as directory:
+            self._target.place(file, directory, item.folder, item.info, there)
+        self._count(1)
 
 
-async def _stretches(store: Store, key: str, info: Info) -> AsyncIterator[tuple[int, int]]:
+async def _pieces(store: Store, key: str, info: Info) -> AsyncIterator[tuple[int, int]]:
     """Yield (start, length) of pieces of a file without its holes; adjacent small extents are joined."""
     begin = stop = 0
     async for start, length in extents(store, key, info):
@@ -492,16 +453,18 @@ async def _stretches(store: Store, key: str, info: Info) -> AsyncIterator[tuple[
         yield at, min(_PIECE, stop - at)
 
 
-def _source_error(destination: str, key: str, exc: Exception) -> ZarrfsError:
-    """Convert the failure that ends a run to a SourceError that names the entry."""
+def _data_bytes(info: Info) -> int:
+    """Return the size of a file without its holes, in bytes, as far as that is known; 0 if its size is not known."""
+    size = info.size or 0
+    return size if info.allocated is None else min(size, info.allocated)
+
+
+def _rule(key: str, exc: Exception) -> str:
+    """Return why an entry could not be copied, for a line that names it."""
     if isinstance(exc, StoreError):
-        rule = exc.reason or type(exc).__doc__ or str(exc)
-    elif isinstance(exc, ReadError):
-        rule = exc.reason_for(key)
-    elif isinstance(exc, ZarrfsError):
-        rule = str(exc)
-    elif isinstance(exc, OSError):
-        rule = f"cannot be written: {reason_of(exc)}"
-    else:
-        rule = f"{type(exc).__name__}: {exc}"
-    return SourceError(destination, rule, key or "/")
+        return exc.reason or type(exc).__doc__ or str(exc)
+    if isinstance(exc, ReadError):
+        return exc.reason_for(key)
+    if isinstance(exc, ZarrfsError):
+        return str(exc)
+    return f"cannot be written: {reason_of(exc)}" if isinstance(exc, OSError) else internal_error(exc)

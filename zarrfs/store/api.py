@@ -305,10 +305,6 @@ class BlockingReader:
         """Return the parts of files in a directory, by name; None for files that need the event loop."""
         return {}
 
-    def parts(self, key: str, start: int, stop: int) -> list[Part] | None:
-        """Return the parts of the bytes [start, stop) of one file, cut at both ends; None as in parts_in()."""
-        return None
-
     def blob(self, url: str) -> memoryview | None:
         """Return all bytes of a blob, verified; None if that needs the event loop."""
         return None

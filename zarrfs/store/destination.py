@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from zarrfs.errors import SourceError, UsageError, reason_of
-from zarrfs.store.staging import lock
+from zarrfs.store.writing import lock
 from zarrfs.system.renaming import EXCHANGE, rename
 
 _UNFINISHED = "new"  # prefix of names in a temporary directory

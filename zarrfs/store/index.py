@@ -45,11 +45,6 @@ _COUNTED = 20_000  # entries that one query counts
 _NEXT_REGIONS = """
 SELECT start, length, target, offset FROM region WHERE owner=? AND start>=? AND start<? ORDER BY start LIMIT 256
 """
-_PARTS = """
-SELECT r.start, r.length, t.url, r.offset FROM region r JOIN target t ON t.id=r.target
-WHERE r.owner=?1 AND r.start<?2 AND r.start+r.length>?3
-AND r.start >= coalesce((SELECT max(start) FROM region WHERE owner=?1 AND start<=?3), 0) ORDER BY r.start
-"""
 
 
 class _Row(NamedTuple):
@@ -452,18 +447,6 @@ class _IndexReader(BlockingReader):
             if parts and parts[0].data is None and not self._targets.has_whole:
                 parts = None
             found[entry[0]] = parts
-        return found
-
-    def parts(self, key: str, start: int, stop: int) -> list[Part] | None:
-        row = self._store._row_of_key(key)
-        if row.place == ContentKind.HOLE:
-            return []
-        if row.place != ContentKind.REGIONS or not self._targets.has_whole:
-            return None
-        found = []
-        for at, length, url, offset in self._store._db.execute(_PARTS, (row.ref, stop, start)):
-            low, high = max(at, start), min(at + length, stop)
-            found.append(Part(low, high - low, None, url, offset + low - at))
         return found
 
     def blob(self, url: str) -> memoryview | None:

@@ -68,7 +68,7 @@ class NewFile:
                 raise
         else:
             return
-        _lock(self.descriptor)
+        lock(self.descriptor)
         temporary = _temporary()
         os.link(own, temporary, dst_dir_fd=directory, follow_symlinks=True)
         try:
@@ -92,7 +92,7 @@ def remove_tree(directory: int, name: bytes) -> None:
     """Remove the tree `name` in `directory`. It vanishes at once, by a rename, where that is permitted."""
     tree = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
-        _lock(tree)
+        lock(tree)
         hidden = _temporary()
         try:
             os.rename(name, hidden, src_dir_fd=directory, dst_dir_fd=directory)
@@ -114,7 +114,7 @@ def remove_abandoned(directory: int) -> None:
 def _remove_unlocked(directory: int, name: str) -> None:
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     try:
-        status, locked = os.fstat(descriptor), _lock(descriptor)
+        status, locked = os.fstat(descriptor), lock(descriptor)
         old = time.time() - max(status.st_mtime, status.st_ctime) > _UNLOCKABLE_AGE
         if locked or (locked is None and old):
             if stat.S_ISDIR(status.st_mode):
@@ -131,7 +131,7 @@ def _named(directory: int, mode: int) -> tuple[int, bytes]:
     while True:
         name = _temporary()
         descriptor = os.open(name, flags, mode, dir_fd=directory)
-        if _lock(descriptor) is not False and os.fstat(descriptor).st_nlink:
+        if lock(descriptor) is not False and os.fstat(descriptor).st_nlink:
             return descriptor, name
         os.close(descriptor)
 
@@ -140,7 +140,7 @@ def _temporary() -> bytes:
     return os.fsencode(_TEMPORARY + secrets.token_hex(8))
 
 
-def _lock(descriptor: int) -> bool | None:
+def lock(descriptor: int) -> bool | None:
     """Return whether the lock was acquired; None if the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,9 +1,8 @@
-"""Processes: the boot, liveness, and the setup of a forked child. Sources: random(4), proc(5)."""
+"""Processes: liveness, and the setup of a forked child. Source: proc(5)."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import resource
 import select
@@ -13,13 +12,6 @@ _VARIABLES = (  # of the environment, with names of files that network clients r
     "NETRC", "SSL_CERT_FILE", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CONFIG_FILE",
     "AWS_SHARED_CREDENTIALS_FILE", "GOOGLE_APPLICATION_CREDENTIALS",
 )  # fmt: skip
-
-
-@functools.cache
-def boot() -> str:
-    """Return the boot id of the machine."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
 
 
 def is_running(pid: int) -> bool:
