@@ -27,6 +27,7 @@ from zarrfs.archives.document_writer import (
 )
 from zarrfs.errors import SourceError, UsageError, reason_of
 from zarrfs.store.destination import is_utf8
+from zarrfs.store.keyglobs import Globs
 from zarrfs.store.writing import RESERVED
 from zarrfs.system.beneath import file_version
 from zarrfs.system.sparse import each_extent
@@ -56,7 +57,6 @@ class CreateOptions:
     skip_unsupported: bool = False  # leave out files that no archive can hold, with a warning
     sync: bool = False  # flush blobs to the disk before the document is complete
     excludes: tuple[str, ...] = ()  # globs of names at any depth, or with a "/" of paths, left out with all below
-    leave_out: Callable[[str], bool] | None = None  # returns whether to leave out a path, and all below it, silently
     own: frozenset[tuple[int, int]] = frozenset()  # (device, inode) of the outputs, which are left out
 
     def check(self) -> None:
@@ -309,11 +309,7 @@ class TreeWalk:
     def __init__(self, descriptor: int, base: str, options: CreateOptions) -> None:
         self._descriptor, self._base, self._options = descriptor, base, options
         self._inodes = {inode for _device, inode in options.own}
-        self._leave_out = [] if options.leave_out is None else [options.leave_out]
-        if options.excludes:
-            from zarrfs.store.keyglobs import Globs
-
-            self._leave_out.append(Globs(options.excludes).match)
+        self._excludes = Globs(options.excludes)
 
     def parts(self, paths: Iterable[str], warn: Callable[[str], None]) -> Iterator[DirectoryPart]:
         """Yield directories in an order that depends only on names. `warn` is called with each warning.
@@ -367,7 +363,7 @@ class TreeWalk:
     def _left_out(self, path: str) -> bool:
         """Return whether a path from the command line is left out, by itself or with a parent directory."""
         places = [path, *filter(None, _above(path))]
-        return any(leave_out(place) for leave_out in self._leave_out for place in places)
+        return any(map(self._excludes.match, places))
 
     def _below(self, top: str, warn: Callable[[str], None]) -> Iterator[DirectoryPart]:
         waiting = [top]
@@ -402,7 +398,7 @@ class TreeWalk:
         with os.scandir(descriptor) as entries:
             for entry in entries:
                 name = entry.name
-                if self._leave_out and any(leave_out(prefix + name) for leave_out in self._leave_out):
+                if self._excludes and self._excludes.match(prefix + name):
                     continue
                 if name.startswith(RESERVED):
                     warn(f"{failed(self._base, prefix + name, _UNFINISHED)}: left out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -15,17 +16,16 @@ if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
     from zarrfs.store.api import Store
 
-FORMATS = ("references", "archive", "directory", "zip")  # those of copying.commit
+FORMATS = ("references", "archive")  # those of copying.commit
 EPILOG = """\b
 Examples:
   zarrfs commit refs.json --upperdir changes -O new.json        and new.json.data, if it takes one
   zarrfs commit refs.json --upperdir changes -O new.json.zst --in-place
   zarrfs commit archive.json --upperdir changes --blobs /srv/blobs -O new.json
-  zarrfs commit s3://bucket/refs.json --upperdir changes -O store.zarr
 \b
 The name of NEW decides its form: .json, .json.gz, .json.zst, .json.xz and .json.bz2 are reference sets (of an archive
-they are archives), .zip is a zip file, .zarr or a name that ends in "/" a directory.
-NEW appears when it is complete."""
+they are archives). NEW appears when it is complete. `zarrfs copy SOURCE DIR -o upperdir=changes` writes a directory.
+What NEW cannot hold, and --skip-unsupported left out, is named, and the status is 1."""
 
 
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
@@ -44,7 +44,7 @@ def commit(
     source: str, output: str | None, form: str | None, inline: int, in_place: bool, relative: bool,
     skip_unsupported: bool, force: bool, parsed: Parsed,
 ) -> None:  # fmt: skip
-    """Write SOURCE with the changes in --upperdir to NEW: a reference set, an archive, a directory or a zip file.
+    """Write SOURCE with the changes in --upperdir to NEW: a reference set or an archive.
 
     In a reference set what is unchanged keeps its references, and what changed is inline or, if larger, in one
     file beside NEW, NEW.data. Larger files of an archive go to blobs in --blobs (the first one). Neither SOURCE
@@ -57,10 +57,14 @@ def commit(
     if parsed.options.upperdir is None:
         raise UsageError("--upperdir: required: the directory that holds the changes")
     if output is None:
-        raise UsageError("--output: required: the file or directory to write")
+        raise UsageError("--output: required: the file to write")
     blobs = parsed.options.blobs[0] if parsed.options.blobs else None
 
+    left_out = False
+
     def warn(text: str) -> None:
+        nonlocal left_out
+        left_out = True
         if parsed.options.log_level != "error":
             common.say(f"warning: {printable(text)}")
 
@@ -76,3 +80,4 @@ def commit(
 
     with orderly_end():
         common.run_on_store(source, parsed, body)
+    sys.exit(1 if left_out else 0)

@@ -21,6 +21,7 @@ TABLE = (
         "1", ("check", "doctor"),
         "something is bad, damaged or cannot be read",
     ),
+    Row("1", ("commit",), "NEW cannot hold something that was left out"),
     Row("1", ("copy",), "something could not be copied, or a pattern matches nothing"),
     Row("1", ("umount",), "a mount is in use, by the processes that are named"),
     Row("1", ("refresh",), "nothing was changed"),

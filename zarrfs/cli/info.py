@@ -138,8 +138,8 @@ def _write_page(path: str, force: bool, source: str, about: dict[str, Any]) -> N
 
     if "nodes" not in about:
         raise SourceError(without_secrets(source), "contains no Zarr groups or arrays")
-    with placed(path, "html", force) as place, open(place.new, "x", encoding="utf-8", errors="replace") as file:
-        file.write(page(about))
+    with placed(path, "html", force) as file:
+        file.write(page(about).encode("utf-8", "replace"))
 
 
 def _show(name: str, value: Any) -> None:

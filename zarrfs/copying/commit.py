@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,7 +18,7 @@ from zarrfs.store.overlay import Overlay
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
 
-FORMATS = ("references", "archive", "directory", "zip")
+FORMATS = ("references", "archive")
 
 
 class NewSource(NamedTuple):
@@ -27,7 +26,7 @@ class NewSource(NamedTuple):
 
     path: str
     format: str  # one of FORMATS
-    replace: bool = False  # an existing file or directory may be replaced
+    replace: bool = False  # an existing file may be replaced
     inline: int = 1024  # bytes: files up to this size are stored in the document itself
     in_place: bool = False  # references: larger files stay in the upper directory
     relative: bool = False  # references: URLs of the data file are relative to the set
@@ -45,14 +44,11 @@ def new_format(path: str, said: str | None, kind: str) -> str:
     if said is not None:
         return said
     name = path.rstrip("/")
-    if name.lower().endswith(".zip"):
-        return "zip"
-    form = form_of_name(name)
-    if form is not None:
-        return "archive" if kind == "archive" else "references"
-    if path.endswith("/") or name.lower().endswith(".zarr") or os.path.isdir(path):
-        return "directory"
-    raise UsageError(f"{path}: its name has no known ending; give --format {'|'.join(FORMATS)}")
+    if name.lower().endswith((".zip", ".zarr")) or name != path or os.path.isdir(path):
+        raise UsageError(f"{path}: commit writes a document; `zarrfs copy SOURCE DIR -o upperdir=` writes a directory")
+    if form_of_name(name) is None:
+        raise UsageError(f"{path}: its name has no known ending; give --format {'|'.join(FORMATS)}")
+    return "archive" if kind == "archive" else "references"
 
 
 async def commit(
@@ -74,10 +70,8 @@ async def commit(
         with watch(tree):
             if new.format == "references":
                 await _commit_set(tree, plan, new)
-            elif new.format == "archive":
-                await _commit_archive(tree, new)
             else:
-                await _commit_files(tree, new)
+                await _commit_archive(tree, new)
     except OSError as exc:
         raise SourceError(new.path, f"cannot be written: {exc.strerror or exc}") from exc
 
@@ -89,15 +83,12 @@ async def _commit_set(tree: MergedTree, plan: Plan, new: NewSource) -> None:
     how = ReferenceOptions(new.inline, new.in_place)
     with contextlib.ExitStack() as stack:
         data = stack.enter_context(DataFile(new.path, new.relative))
-        place = stack.enter_context(placed(new.path, "references", new.replace))
-        data.staging = place.own[1]
-        raw = stack.enter_context(open(place.new, "xb"))  # noqa: ASYNC230
+        raw = stack.enter_context(placed(new.path, "references", new.replace))
         with compressor(raw, form_of_name(new.path) or "json") as file:
             writer = JsonWriter(file)
             async for reference in references_of(tree, plan, data, how):
                 writer.add(reference)
             writer.commit()
-        raw.flush()
         data.finish()
 
 
@@ -107,22 +98,10 @@ async def _commit_archive(tree: MergedTree, new: NewSource) -> None:
 
     form = archive_form(new.path)
     with contextlib.ExitStack() as stack:
-        place = stack.enter_context(placed(new.path, "archive", new.replace))
-        raw = stack.enter_context(open(place.new, "xb"))  # noqa: ASYNC230
+        raw = stack.enter_context(placed(new.path, "archive", new.replace))
         blobs = None if new.blobs is None else stack.enter_context(BlobDirectory(new.blobs))
         with compressor(raw, form) as file:
             await write_archive(tree, file, blobs, new.inline)
-        raw.flush()
-
-
-async def _commit_files(tree: MergedTree, new: NewSource) -> None:
-    from zarrfs.copying.commit_writers import write_directory, write_zip
-
-    write = write_directory if new.format == "directory" else write_zip
-    with placed(new.path, new.format, new.replace) as place:
-        await write(tree, place.new)
-    if new.format == "directory":
-        os.chmod(new.path, stat.S_IMODE((await tree.root()).st_mode))
 
 
 def _check_place(new: NewSource, overlay: Overlay, plan: Plan) -> None:

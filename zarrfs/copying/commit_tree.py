@@ -84,12 +84,6 @@ class MergedTree:
         for node in batch:
             yield node
 
-    async def root(self) -> os.stat_result:
-        """Return the lstat of the root, which is always in the upper directory."""
-        found = await self.overlay.find("")
-        assert found.status is not None
-        return found.status
-
     async def is_empty(self, node: MergedNode) -> bool:
         """Return whether a directory is empty."""
         return not await self.overlay.entries(node.key)
@@ -147,11 +141,6 @@ class MergedTree:
     async def read(self, node: MergedNode, start: int, stop: int) -> bytes:
         """Return the bytes [start, stop) of a file. Raise SourceError."""
         return b"".join([bytes(piece) async for piece in self.pieces(node, start, stop)])
-
-    def open(self, node: MergedNode) -> int:
-        """Open a file or directory of the upper directory for reading; return the descriptor. Raise SourceError."""
-        with _reading(self.place(node), node.key):
-            return self.overlay.upper.open(node.key, os.O_RDONLY | os.O_NONBLOCK)
 
     def place(self, node: MergedNode) -> str:
         """Return the source or the upper directory that an entry is in, for messages."""

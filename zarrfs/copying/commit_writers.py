@@ -1,4 +1,4 @@
-"""Writers of a merged tree, one for each format: reference set, file archive, directory, zip file.
+"""Writers of a merged tree, one for each format: reference set, file archive.
 
 In a reference set, unchanged values keep their references; changed values are stored inline or in a new data file
 beside the set, or stay in the upper directory. Source of the archive format: RFC 37.
@@ -6,12 +6,7 @@ beside the set, or stay in the upper directory. Source of the archive format: RF
 
 from __future__ import annotations
 
-import contextlib
 import os
-import stat
-import struct
-import time
-import zipfile
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
@@ -25,12 +20,12 @@ from zarrfs.copying.commit_tree import MergedNode, MergedTree
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.references.keys import ZARR_METADATA, entry_rule
 from zarrfs.references.writer import NOT_UTF8, entries, reference_of
-from zarrfs.store.api import FILE_TYPES, SET_IDS, Kind, Reference, split_key
-from zarrfs.store.destination import is_utf8, sync_path
+from zarrfs.store.api import FILE_TYPES, Kind, Reference, split_key
+from zarrfs.store.destination import is_utf8
 from zarrfs.store.overlay import Overlay
 from zarrfs.store.upper import reserved
+from zarrfs.store.writing import NewFile
 from zarrfs.system.buffers import write_all
-from zarrfs.system.renaming import NOREPLACE, rename
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
@@ -126,10 +121,9 @@ class _VisibleLower:
 class DataFile:
     """A new file beside the set `path`, to which values are appended: NAME.data or, if that exists, NAME.2.data etc.
 
-    Existing files are not replaced, because the source or another set may refer to them. Until finish() moves it into
-    place, the new file is in the temporary directory of the set, which a later command removes if this one is killed.
-    Leaving the context with an exception removes the file, unless the new set is in place. Methods raise OSError if
-    the file cannot be written, and SourceError if its name cannot be used. The file is created by the first add().
+    Existing files are not replaced, because the source or another set may refer to them. The file gets its name by
+    finish(). Leaving the context with an exception removes the file, unless the new set is in place. Methods raise
+    OSError if the file cannot be written, and SourceError if its name cannot be used. The first add() creates it.
     """
 
     def __init__(self, path: str, relative: bool) -> None:
@@ -138,10 +132,10 @@ class DataFile:
         self.directory = None if os.path.islink(path) else os.path.dirname(os.path.abspath(path))
         self._shown, self._base = path, self.directory if relative else None
         self._before = self._identity()
-        self._descriptor, self._end = -1, 0
+        self._file: NewFile | None = None
+        self._end = 0
         self._placed = False
-        self.staging = ""  # the temporary directory of the set
-        self.path = self._staged = self._url = ""
+        self.path = self._url = ""
 
     def __enter__(self) -> Self:
         return self
@@ -149,8 +143,8 @@ class DataFile:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
+        if self._file is not None:
+            self._file.close()
         if self._placed and exc is not None and self._identity() == self._before:
             os.unlink(self.path)  # if the set was replaced, it is complete and refers to the file, which stays then
 
@@ -164,48 +158,49 @@ class DataFile:
 
     async def add(self, tree: MergedTree, node: MergedNode, size: int) -> Reference:
         """Append the bytes of a file of `tree`, keeping holes, and return a reference to these bytes."""
-        if self._descriptor < 0:
-            self._open()
+        file = self._file or self._open()
         start = self._end
         for low, high in await tree.extents(node, size):
             at = start + low
             async for piece in tree.pieces(node, low, high):
-                at = write_all(self._descriptor, piece, at)
+                at = write_all(file.descriptor, piece, at)
         self._end = start + size
         return Reference(node.key, None, self._url, start, size)
 
     def finish(self) -> None:
         """Move the file into place, and sync it and its directory entry to disk."""
-        if self._descriptor < 0:
+        if self._file is None:
             return
-        os.ftruncate(self._descriptor, self._end)
-        os.fsync(self._descriptor)
-        self._place()
-        sync_path(os.path.dirname(self.path))
-
-    def _place(self) -> None:
-        """Move the file to its final name, without replacing another file."""
+        os.ftruncate(self._file.descriptor, self._end)
+        os.fsync(self._file.descriptor)
+        above, name = os.path.split(self.path)
+        directory = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.link(self._staged, self.path)
+            self._file.place(directory, os.fsencode(name), replace=False)
+            self._placed = True
+            os.fsync(directory)
         except FileExistsError:
             raise SourceError(self.path, "was made by another command meanwhile: run this one again") from None
-        except OSError:  # a file system without hard links
-            rename(os.fsencode(self._staged), os.fsencode(self.path), NOREPLACE)
-        self._placed = True
+        finally:
+            os.close(directory)
 
-    def _open(self) -> None:
+    def _open(self) -> NewFile:
         path, number = f"{self._set}.data", 1
         while os.path.lexists(path):
             number += 1
             path = f"{self._set}.{number}.data"
-        self._staged = os.path.join(self.staging, "new.data")
-        self._descriptor = os.open(self._staged, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+        directory = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC)
+        try:
+            self._file = NewFile(directory)
+        finally:
+            os.close(directory)
         self.path = path
         self._url = path if self._base is None else os.path.relpath(path, self._base)
         if urls.protocols(self._url):  # a relative path is taken for a URL if the set is called "run::1.json"
             self._url = f"./{self._url}"
         if not is_utf8(self._url):
             raise SourceError(self._shown, NOT_UTF8)
+        return self._file
 
 
 _REGION = 1 << 20  # maximum size of a blob, in bytes
@@ -259,160 +254,3 @@ async def _content(
         data = await tree.read(node, start, stop)
         regions.append([start, len(data), blobs.put(data)])
     return {"encoding": "blobvec", "data": regions}
-
-
-_NAME_MAX = 0xFFFF  # bytes of a name in a zip file
-_OLDEST, _NEWEST = (1980, 1, 1, 0, 0, 0), (2107, 12, 31, 23, 59, 58)  # limits of times in a zip file: local times
-
-
-async def write_directory(tree: MergedTree, path: str) -> None:
-    """Write `tree` to the new directory `path`, with modes, times, and holes.
-
-    Entries of the upper directory keep their owners (as far as permitted), hard links, and extended attributes user.*.
-    Raise OSError if the directory cannot be written.
-    """
-    writer = _Directory(tree, path)
-    os.mkdir(path, 0o700)
-    async for node in tree.with_values_ahead(tree.nodes(lambda node: None)):
-        await writer.add(node)
-    writer.finish(await tree.root())
-
-
-class _Directory:
-    """A writer of entries to a new directory.
-
-    No other process knows `path` yet, so no process can replace a directory in it by a link meanwhile.
-    """
-
-    def __init__(self, tree: MergedTree, path: str) -> None:
-        self._tree, self._path = tree, path
-        self._directories: list[tuple[str, MergedNode]] = []
-        self._links: dict[tuple[int, int], str] = {}  # new paths of files with several names, by (device, inode)
-
-    async def add(self, node: MergedNode) -> None:
-        path = os.path.join(self._path, node.key)
-        if node.kind is Kind.DIRECTORY:
-            os.mkdir(path, 0o700)
-            self._directories.append((path, node))
-        elif node.kind is Kind.SYMLINK:
-            os.symlink(node.target or "", path)
-            _own(path, node.status)
-            _set_time(path, node.mtime_ns)
-        elif not self._linked(node, path):
-            await self._add_file(node, path)
-
-    def finish(self, root: os.stat_result) -> None:
-        """Set the modes and times of directories, after all writes: a mode may forbid them, and they change times."""
-        for path, node in reversed(self._directories):
-            _copy_attributes(self._tree, node, path)
-            _set_attributes(path, node)
-        # commit sets the exact mode of the root after renaming it into place
-        os.chmod(self._path, stat.S_IMODE(root.st_mode) | stat.S_IRWXU)
-        _set_time(self._path, root.st_mtime_ns)
-
-    def _linked(self, node: MergedNode, path: str) -> bool:
-        """Hard-link a file if it was already written under another name; return whether it was."""
-        if node.status is None or node.status.st_nlink < 2:
-            return False
-        known = self._links.setdefault((node.status.st_dev, node.status.st_ino), path)
-        if known != path:
-            os.link(known, path)
-        return known != path
-
-    async def _add_file(self, node: MergedNode, path: str) -> None:
-        size = await self._tree.size(node)
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            for low, high in await self._tree.extents(node, size):
-                at = low
-                async for piece in self._tree.pieces(node, low, high):
-                    at = write_all(descriptor, piece, at)
-            os.ftruncate(descriptor, size)
-        finally:
-            os.close(descriptor)
-        _copy_attributes(self._tree, node, path)
-        _set_attributes(path, node)
-
-
-def _set_attributes(path: str, node: MergedNode) -> None:
-    owned = _own(path, node.status)
-    # without its own owner, a set-user-ID or set-group-ID file would run with the rights of the current user
-    bare = not owned or (node.status is None and node.kind is Kind.FILE)
-    os.chmod(path, node.mode & ~SET_IDS if bare else node.mode)
-    _set_time(path, node.mtime_ns)
-
-
-def _own(path: str, status: os.stat_result | None) -> bool:
-    """Give `path` the owner and group of an upper entry; return False if that is not permitted."""
-    if status is None or (status.st_uid, status.st_gid) == (os.geteuid(), os.getegid()):
-        return True
-    try:
-        os.chown(path, status.st_uid, status.st_gid, follow_symlinks=False)
-    except PermissionError:
-        return False
-    return True
-
-
-def _set_time(path: str, mtime_ns: int | None) -> None:
-    if mtime_ns is not None:
-        os.utime(path, ns=(mtime_ns, mtime_ns), follow_symlinks=False)
-
-
-def _copy_attributes(tree: MergedTree, node: MergedNode, path: str) -> None:
-    """Copy the extended attributes user.* of an upper entry, as far as both file systems support them."""
-    if node.status is None:
-        return
-    descriptor = tree.open(node)
-    try:
-        with contextlib.suppress(OSError):
-            for name in os.listxattr(descriptor):
-                if name.startswith("user."):
-                    os.setxattr(path, name, os.getxattr(descriptor, name))
-    finally:
-        os.close(descriptor)
-
-
-async def write_zip(tree: MergedTree, path: str) -> None:
-    """Write `tree` to the new zip file `path`, uncompressed, so that byte ranges of its files can be read.
-
-    Modes and times are stored as Info-ZIP stores them. Raise SourceError for an entry that a zip source cannot hold.
-    """
-    with zipfile.ZipFile(path, "x", zipfile.ZIP_STORED) as file:
-        async for node in tree.with_values_ahead(tree.nodes(_zip_rule)):
-            await _add_to_zip(tree, node, file)
-
-
-def _zip_rule(node: MergedNode) -> str | None:
-    if node.kind is Kind.SYMLINK:
-        return "a symbolic link, which a zip file shows as a file"
-    if not is_utf8(node.key):
-        return "a name that is not UTF-8, which no zip file can hold"
-    if len(node.key.encode()) >= _NAME_MAX:
-        return f"a name of {_NAME_MAX} bytes or more, which no zip file can hold"
-    return None
-
-
-async def _add_to_zip(tree: MergedTree, node: MergedNode, file: zipfile.ZipFile) -> None:
-    seconds = int(time.time()) if node.mtime_ns is None else node.mtime_ns // 10**9
-    directory = node.kind is Kind.DIRECTORY
-    info = zipfile.ZipInfo(node.key + "/" * directory, _date(seconds))
-    info.create_system = 3  # Unix: external_attr holds a mode
-    info.external_attr = ((stat.S_IFDIR if directory else stat.S_IFREG) | node.mode) << 16 | 0x10 * directory
-    if -(2**31) <= seconds < 2**31:
-        info.extra = struct.pack("<HHBi", 0x5455, 5, 1, seconds)  # "UT": the mtime, in UTC
-    if directory:
-        file.writestr(info, b"")
-        return
-    info.file_size = size = await tree.size(node)
-    with file.open(info, "w", force_zip64=size >= zipfile.ZIP64_LIMIT) as to:
-        async for piece in tree.pieces(node, 0, size):
-            to.write(piece)
-
-
-def _date(seconds: int) -> tuple[int, int, int, int, int, int]:
-    """Return a time as (year, month, day, hour, minute, second), clamped to the range of zip files."""
-    try:
-        found = time.localtime(seconds)[:6]
-    except (OverflowError, ValueError, OSError):
-        return _OLDEST if seconds < 0 else _NEWEST
-    return min(max(found, _OLDEST), _NEWEST)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import re
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import IO, Any
 
 import click
@@ -102,7 +101,7 @@ def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict
             common.say(f"warning: {printable(text)}")
 
     base = given.pop("base")
-    making = CreateOptions(leave_out=_leftover_test(output, base), **given)
+    making = CreateOptions(**given)
     making.check()
     with blob_directory(making.blobs), _opened(output, force) as (file, own):
         if shows_progress() and not quiet:
@@ -154,10 +153,8 @@ def _opened(output: str, force: bool) -> Iterator[tuple[IO[bytes], frozenset[tup
             raise SourceError("standard output", f"cannot be written: {reason_of(exc)}") from exc
         return
     form = archive_form(output)
-    with placed(output, "archive", force) as place, open(place.new, "xb") as raw:
-        with compressor(raw, form) as file:
-            yield file, _identities(*place.own)
-        raw.flush()
+    with placed(output, "archive", force) as raw, compressor(raw, form) as file:
+        yield file, _identities(output)
 
 
 def _identities(*places: str | int) -> frozenset[tuple[int, int]]:
@@ -168,20 +165,6 @@ def _identities(*places: str | int) -> frozenset[tuple[int, int]]:
             if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
                 found.add((status.st_dev, status.st_ino))
     return frozenset(found)
-
-
-def _leftover_test(output: str, base: str) -> Callable[[str], bool] | None:
-    """Return a predicate for paths below `base`: true for temporary files of killed runs that wrote the same archive.
-
-    None if such files cannot be below `base`.
-    """
-    directory, name = os.path.split(os.path.realpath(output))
-    below = os.path.relpath(directory, os.path.realpath(base))
-    if output == "-" or below.startswith(".."):
-        return None
-    prefix = "" if below == "." else f"{below}/"
-    pattern = re.compile(re.escape(f"{prefix}.{name}.") + r"[0-9a-f]{16}\.tmp")
-    return lambda path: pattern.fullmatch(path) is not None
 
 
 @contextlib.contextmanager
