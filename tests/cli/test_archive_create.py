@@ -182,7 +182,6 @@ def test_the_output_is_compressed_as_its_name_says(place: Path) -> None:
 
 def test_outputs_are_not_archived(place: Path) -> None:
     command = ("archive", "create", ".", "-O", "in/new.json", "--blobs", "in/blobs", "--inline-threshold", "0")
-    (place / "in/.new.json.0123456789abcdef.tmp").mkdir()  # as a killed process leaves it behind
     done = run(*command)
     assert (done.returncode, done.stderr) == (0, "zarrfs: warning: in/blobs: is an output of this command: left out\n")
     first = (place / "in/new.json").read_bytes()

@@ -351,7 +351,8 @@ def test_an_unreadable_value_leaves_no_output(place: Path, form: str) -> None:
     for name, path in upper.items():
         path.rename(place / "other" / name)
     before = sorted(os.listdir("."))
-    arguments = ["commit", "archive.json", "-q", "--upperdir", "other", "--format", form, "-O", "new.json"]
+    more = ["--format", form, "-O", "new.json", "--inline-threshold", "1MiB"]
+    arguments = ["commit", "archive.json", "-q", "--upperdir", "other", *more]
     result = CliRunner().invoke(main, arguments)
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
     assert result.stderr.startswith(f"zarrfs: {place}/archive.json: z: ")

@@ -289,13 +289,17 @@ class _Copier:
         contents = None if parts is None else self._contents(parts)
         if contents is None:
             return False
-        with contextlib.closing(create(directory, folder, info)) as file:
+        file = create(directory, folder, info)
+        try:
+            end = 0
             for start, data in contents:
-                write_all(file.descriptor, data, start)
-                self._count(size=len(data))
-            os.ftruncate(file.descriptor, info.size or 0)
+                end = write_all(file.descriptor, data, start)
+            if end != info.size:
+                os.ftruncate(file.descriptor, info.size or 0)
             self._target.place(file, directory, folder, info, there)
-        self._count(1)
+        finally:
+            file.close()
+        self._count(1, sum(len(data) for _, data in contents))
         return True
 
     def _write_file(self, directory: int, item: _Item, there: Existing, source: int) -> None:

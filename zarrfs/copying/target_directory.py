@@ -12,7 +12,7 @@ import enum
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 from zarrfs.errors import UsageError, ZarrfsError, reason_of
@@ -26,6 +26,8 @@ T = TypeVar("T")
 _FATAL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
 _RWX = stat.S_IRWXU
 _PIECE = 1 << 20
+# of a name that was free when its directory was listed
+_TAKEN = "has appeared meanwhile: another process writes there, or the file system holds it for another name"
 
 
 class InTheWay(ZarrfsError):
@@ -213,8 +215,10 @@ class TargetDirectory:
         if info.mtime_ns is not None:
             os.utime(written.descriptor, ns=(info.mtime_ns, info.mtime_ns))
         name = os.fsencode(info.name)
-        with _taken():
+        try:
             _permitted(folder, directory, lambda: written.place(directory, name, replace=other))
+        except FileExistsError:
+            raise InTheWay(_TAKEN) from None
 
     def make_special(self, directory: int, folder: Folder, info: Info, there: Existing) -> None:
         """Make a symbolic link or a FIFO. Raise OSError, InTheWay."""
@@ -228,8 +232,10 @@ class TargetDirectory:
             else:
                 os.mkfifo(name, 0o600, dir_fd=directory)
 
-        with _taken():
+        try:
             _permitted(folder, directory, make)
+        except FileExistsError:
+            raise InTheWay(_TAKEN) from None
         self.dress_special(directory, info)
 
     def dress_special(self, directory: int, info: Info) -> None:
@@ -256,17 +262,6 @@ def _permitted(folder: Folder | None, directory: int, change: Callable[[], T]) -
             raise
         os.chmod(f"/proc/self/fd/{directory}", mode | _RWX)
         return change()
-
-
-@contextlib.contextmanager
-def _taken() -> Iterator[None]:
-    try:
-        yield
-    except FileExistsError:
-        # the entry was not there when the directory was listed
-        raise InTheWay(
-            "has appeared meanwhile: another process writes there, or the file system holds it for another name"
-        ) from None
 
 
 def is_special(info: Info) -> bool:

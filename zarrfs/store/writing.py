@@ -40,6 +40,8 @@ class NewFile:
         try:
             self.descriptor = os.open(b".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, mode, dir_fd=directory)
         except OSError as exc:
+            if exc.errno == errno.EPERM and not os.fstat(directory).st_nlink:
+                raise FileNotFoundError(errno.ENOENT, "the directory was removed") from exc
             if exc.errno not in _NO_TMPFILE:
                 raise
             self.descriptor, self._name = _named(directory, mode)
