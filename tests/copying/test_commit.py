@@ -338,8 +338,7 @@ def test_an_archive_with_a_large_file_needs_a_directory_of_blobs(place: Path) ->
     refused("large: 2,000,000 bytes, which go to a blob", "new.json", "--format", "archive", status=2)
 
 
-@pytest.mark.parametrize("form", ["references", "archive"])
-def test_an_unreadable_value_leaves_no_output(place: Path, form: str) -> None:
+def test_an_unreadable_value_leaves_no_output(place: Path) -> None:
     (place / "archive.json").write_text(
         json.dumps([{"path": "z", "mode": 0o100644, "size": 5000, "encoding": "blobvec",
                      "data": [[0, 5000, "sha1-" + "0" * 40]]}])
@@ -351,8 +350,7 @@ def test_an_unreadable_value_leaves_no_output(place: Path, form: str) -> None:
     for name, path in upper.items():
         path.rename(place / "other" / name)
     before = sorted(os.listdir("."))
-    more = ["--format", form, "-O", "new.json", "--inline-threshold", "1MiB"]
-    arguments = ["commit", "archive.json", "-q", "--upperdir", "other", *more]
+    arguments = ["commit", "archive.json", "-q", "--upperdir", "other", "--format", "references", "-O", "new.json"]
     result = CliRunner().invoke(main, arguments)
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
     assert result.stderr.startswith(f"zarrfs: {place}/archive.json: z: ")
