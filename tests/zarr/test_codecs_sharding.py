@@ -159,10 +159,10 @@ def test_a_damaged_shard_at_the_edge_of_the_array_is_an_error(before: tuple[tupl
         ({"chunk_shape": None}, "where shards have 1 dimensions"),
         ({"index_location": "middle"}, "index_location middle is not known"),
         ({"index_codecs": [LITTLE, {"name": "gzip"}]}, "the index is compressed"),
-        ({"index_codecs": []}, "no codecs"),
-        ({"codecs": []}, "no codecs"),
-        ({"codecs": [{"configuration": {}}]}, "is not a codec"),
-        ({"codecs": 4}, "no codecs"),
+        ({"index_codecs": []}, "not a list, or empty"),
+        ({"codecs": []}, "not a list, or empty"),
+        ({"codecs": [{"configuration": {}}]}, "expected a name"),
+        ({"codecs": 4}, "not a list, or empty"),
     ],
 )
 def test_invalid_configurations_are_refused(more: dict[str, Any], says: str) -> None:

@@ -13,7 +13,7 @@ import importlib.util
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.model import SHARDING, ArrayMetadata, CodecSpec
 from zarrfs.zarr.pipelines import PREFIX
 from zarrfs.zarr.representation import Array, Codec, CodecFactory, Decode, PipelineContext, Representation
+from zarrfs.zarr.sharding import parse_shards
 
 if TYPE_CHECKING:
     from zarrfs.system.buffers import Buffer
@@ -349,7 +350,6 @@ def _factory(name: str) -> CodecFactory:
 
 _ABSENT = (1 << 64) - 1  # offset and length of an inner chunk that does not exist
 _OFFSETS = np.dtype("<u8")
-_INDEX_CODECS = ({"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"})
 
 
 class ShardIndex:
@@ -380,7 +380,7 @@ class _ShardLayout:
     per_shard: tuple[int, ...]  # inner chunks in each dimension
     codecs: tuple[CodecSpec, ...]  # of inner chunks
     index_codecs: Decoder
-    index_location: Literal["start", "end"]
+    index_location: str  # start or end
 
     @property
     def index_length(self) -> int:
@@ -400,34 +400,13 @@ class _ShardLayout:
 
 
 def _parse_layout(configuration: Mapping[str, JSON], shape: tuple[int, ...]) -> _ShardLayout:
-    inner = configuration.get("chunk_shape")
-    if not isinstance(inner, list | tuple) or len(inner) != len(shape):
-        raise CodecError(SHARDING, f"chunk_shape {inner} where shards have {len(shape)} dimensions")
-    for extent, whole in zip(inner, shape, strict=True):
-        if type(extent) is not int or extent < 1 or whole % extent:
-            raise CodecError(SHARDING, f"shards of {list(shape)} are no whole number of chunks of {list(inner)}")
-    per_shard = tuple(whole // extent for extent, whole in zip(inner, shape, strict=True))
-    index_codecs = _parse_specs(configuration.get("index_codecs", _INDEX_CODECS))
+    shards = parse_shards(configuration, shape)
+    per_shard = tuple(whole // extent for extent, whole in zip(shards.inner_shape, shape, strict=True))
     entries = Representation.array(_OFFSETS, (*per_shard, 2))
-    index = Decoder(index_codecs, entries, PipelineContext(untyped=False))
+    index = Decoder(shards.index_codecs, entries, PipelineContext(untyped=False))
     if not index.encoded.exact:
         raise CodecError(SHARDING, "the index is compressed, so that its length is unknown")
-    location = configuration.get("index_location", "end")
-    if location not in ("start", "end"):
-        raise CodecError(SHARDING, f"index_location {location} is not known")
-    return _ShardLayout(tuple(inner), per_shard, _parse_specs(configuration.get("codecs")), index, location)
-
-
-def _parse_specs(codecs: JSON) -> tuple[CodecSpec, ...]:
-    if not isinstance(codecs, list | tuple) or not codecs:
-        raise CodecError(SHARDING, "no codecs of the inner chunks, or of the index")
-    found = []
-    for codec in codecs:
-        spec: Mapping[str, JSON] = codec if isinstance(codec, Mapping) else {"name": codec}
-        if not isinstance(spec.get("name"), str):
-            raise CodecError(SHARDING, f"{codec} is not a codec")
-        found.append(CodecSpec(spec["name"], spec.get("configuration") or {}))
-    return tuple(found)
+    return _ShardLayout(shards.inner_shape, per_shard, shards.codecs, index, shards.index_location)
 
 
 def _sharding(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:

@@ -12,6 +12,7 @@ from zarrfs.zarr.dtypes import DataType, parse_v2
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.model import SHARDING, ArrayMetadata, CodecSpec
 from zarrfs.zarr.pipelines import PREFIX
+from zarrfs.zarr.sharding import parse_codecs
 
 
 def misread_codec(array: ArrayMetadata, version: int) -> str | None:
@@ -66,7 +67,7 @@ def _unread(codecs: tuple[CodecSpec, ...], dtype: DataType, old: bool) -> str | 
             return f"codec categorize of {'objects' if dtype.kind == 'O' else 'bytes'}, which today's readers lack"
         if short in ("vlen-utf8", "vlen-bytes") and dtype.itemsize:
             return f"codec {short} of items of a fixed length, which today's readers lack"
-        if name == SHARDING and (reason := _unread(_inner(configuration), dtype, old)):
+        if name == SHARDING and (reason := _unread(parse_codecs(configuration.get("codecs")), dtype, old)):
             return reason
     return None
 
@@ -75,15 +76,3 @@ def _unread_blosc(configuration: Mapping[str, JSON], old: bool) -> str:
     """Return the inner codec of Blosc if readers lack it, or "". `old`: the chunks were written by zarr 0 or 1."""
     cname = configuration.get("cname")
     return "snappy" if cname == "snappy" else "zstd 0.7" if old and cname == "zstd" else ""
-
-
-def _inner(configuration: Mapping[str, JSON]) -> tuple[CodecSpec, ...]:
-    """Return the codecs of inner chunks, without any that are invalid."""
-    found = configuration.get("codecs")
-    named: list[JSON] = found if isinstance(found, list) else []
-    named = [{"name": item} if isinstance(item, str) else item for item in named]
-    return tuple(
-        CodecSpec(item["name"], item.get("configuration") or {})
-        for item in named
-        if isinstance(item, dict) and isinstance(item.get("name"), str)
-    )

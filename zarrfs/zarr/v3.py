@@ -22,6 +22,7 @@ from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.keys import DEFAULT, FLAT, KeyTemplate
 from zarrfs.zarr.model import SHARDING, ArrayMetadata, CodecSpec, GroupMetadata
 from zarrfs.zarr.pipelines import PREFIX, check_v3_order
+from zarrfs.zarr.sharding import named, parse_codecs, parse_shards
 
 _GROUP_MEMBERS = {"zarr_format", "node_type", "attributes", "consolidated_metadata"}
 _ARRAY_MEMBERS = {
@@ -74,13 +75,13 @@ def _extensions(document: dict[str, JSON], known: Collection[str]) -> dict[str, 
 
 
 def _parse_array(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetadata:
-    codecs = _parse_codecs(required(document, "codecs"), 0)
+    codecs = parse_codecs(required(document, "codecs"))
     endian = _endian(codecs, 0)
     dtype = dtypes.parse_v3(required(document, "data_type"), endian or "little")
     # zarr-python omits endian for fields, which are little-endian
     if endian is None and dtype.endian and not dtype.fields and _takes_items(codecs):
         raise MetadataError("codecs: bytes without endian, for items of several bytes")
-    name, grid_configuration = _named(required(document, "chunk_grid"), "chunk_grid")
+    name, grid_configuration = named(required(document, "chunk_grid"), "chunk_grid")
     if name != "regular":
         raise MetadataError(f"chunk_grid {name[:60]!r} is not known")
     chunks = required(grid_configuration, "chunk_shape")
@@ -95,31 +96,6 @@ def _parse_array(document: dict[str, JSON], attributes: dict[str, JSON]) -> Arra
     )  # fmt: skip
 
 
-def _named(value: JSON, member: str) -> tuple[str, dict[str, JSON]]:
-    """Return name and configuration of an extension. An extension may be a name alone."""
-    if isinstance(value, str):
-        return value, {}
-    if isinstance(value, dict):
-        name, configuration = value.get("name"), value.get("configuration", {})
-        if isinstance(name, str) and isinstance(configuration, dict):
-            return name, configuration
-    raise MetadataError(f"{member}: expected a name, or an object with name and configuration")
-
-
-def _parse_codecs(value: JSON, depth: int) -> tuple[CodecSpec, ...]:
-    if not isinstance(value, list) or not value:
-        raise MetadataError("codecs: not a list, or empty")
-    if depth == _NESTED_MAX:
-        raise MetadataError(f"codecs: more than {_NESTED_MAX} shards within shards")
-    found = []
-    for item in value:
-        name, configuration = _named(item, "codecs")
-        if name == "endian":  # the name of the codec "bytes" before the specification was accepted
-            name = "bytes"
-        found.append(CodecSpec(name, configuration))
-    return tuple(found)
-
-
 def _check_shards(codecs: tuple[CodecSpec, ...], shape: tuple[int, ...], depth: int) -> None:
     """Raise CodecError or MetadataError if the configuration of a codec for shards of `shape` is invalid."""
     for name, configuration in codecs:
@@ -130,17 +106,14 @@ def _check_shards(codecs: tuple[CodecSpec, ...], shape: tuple[int, ...], depth: 
                 raise CodecError(name, f"order {order} is not one of {len(shape)} axes")
             shape = tuple(shape[at] for at in order)
         elif name == SHARDING:
-            inner = configuration.get("chunk_shape")
-            if not isinstance(inner, list) or len(inner) != len(shape):
-                raise CodecError(SHARDING, f"chunk_shape {inner} where shards have {len(shape)} dimensions")
-            pairs = zip(inner, shape, strict=True)
-            if any(type(step) is not int or step < 1 or whole % step for step, whole in pairs):
-                raise CodecError(SHARDING, f"shards of {list(shape)} are no whole number of chunks of {inner}")
-            if configuration.get("index_location", "end") not in ("start", "end"):
-                raise CodecError(SHARDING, f"index_location {configuration['index_location']} is not known")
-            if "index_codecs" in configuration:
-                _parse_codecs(configuration["index_codecs"], depth + 1)
-            _check_shards(_parse_codecs(configuration.get("codecs"), depth + 1), tuple(inner), depth + 1)
+            _check_depth(depth)
+            shards = parse_shards(configuration, shape)
+            _check_shards(shards.codecs, shards.inner_shape, depth + 1)
+
+
+def _check_depth(depth: int) -> None:
+    if depth == _NESTED_MAX:
+        raise MetadataError(f"codecs: more than {_NESTED_MAX} shards within shards")
 
 
 def _endian(codecs: tuple[CodecSpec, ...], depth: int) -> Endian | None:
@@ -152,7 +125,8 @@ def _endian(codecs: tuple[CodecSpec, ...], depth: int) -> Endian | None:
                 raise MetadataError("codecs: bytes with an endian that is neither little nor big")
             return endian
         if codec.name == SHARDING:
-            return _endian(_parse_codecs(codec.configuration.get("codecs"), depth + 1), depth + 1)
+            _check_depth(depth)
+            return _endian(parse_codecs(codec.configuration.get("codecs")), depth + 1)
     return None
 
 
@@ -163,7 +137,7 @@ def _takes_items(codecs: tuple[CodecSpec, ...]) -> bool:
 
 
 def _parse_encoding(value: JSON, depth: int = 0) -> KeyTemplate:
-    name, configuration = _named(value, "chunk_key_encoding")
+    name, configuration = named(value, "chunk_key_encoding")
     if name in ("prefix", "suffix"):
         base = configuration.get("base_encoding", configuration.get("base-encoding", "default"))
         if depth == _NESTED_MAX:
@@ -221,7 +195,7 @@ def _storage_transformers(value: JSON) -> tuple[JSON, ...]:
     if not isinstance(value, list):
         raise MetadataError("storage_transformers: not a list")
     for item in value:
-        name, _configuration = _named(item, "storage_transformers")
+        name, _configuration = named(item, "storage_transformers")
         if not isinstance(item, dict) or item.get("must_understand") is not False:
             raise MetadataError(f"storage transformer {name[:60]!r} must be understood, and is not known")
     return tuple(value)
