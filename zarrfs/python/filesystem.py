@@ -221,26 +221,13 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
         seconds = self.info(path)["mtime"]
         return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
-    async def _pipe_file(self, path: str, value: bytes, **_more: Any) -> None:
+    async def _refuse(self, path: str, *_more: Any, **_options: Any) -> None:
         _refuse(path)
 
-    async def _put_file(self, lpath: str, rpath: str, **_more: Any) -> None:
-        _refuse(rpath)
-
-    async def _cp_file(self, path1: str, path2: str, **_more: Any) -> None:
-        _refuse(path2)
-
-    async def _rm_file(self, path: str, **_more: Any) -> None:
-        _refuse(path)
-
-    async def _mkdir(self, path: str, create_parents: bool = True, **_more: Any) -> None:
-        _refuse(path)
+    _pipe_file = _put_file = _cp_file = _rm_file = _mkdir = _makedirs = _refuse
 
     def rmdir(self, path: str) -> None:
         """Raise OSError (EROFS)."""
-        _refuse(path)
-
-    async def _makedirs(self, path: str, exist_ok: bool = False) -> None:
         _refuse(path)
 
 
