@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -19,7 +20,6 @@ from zarrfs.views.boxes import Slices
 from zarrfs.views.decoded_cache import Decoded, DecodedCache
 from zarrfs.views.hierarchy import Node
 from zarrfs.zarr.codecs import (
-    ShardIndex,
     Sharding,
     check_codecs,
     decode_chunk_at,
@@ -140,15 +140,14 @@ class Chunks:
     async def stored_at(self, index: tuple[int, ...]) -> StoredAt | None:
         """Return where an inner chunk is stored, by the index of its shard; None if missing. Raise ReadError."""
         assert self._sharding is not None
-        at, place = self._sharding.shard(index)
-        key = self._key(at)
+        key, place = self._place(self._sharding, index)
         for _ in range(_TRIES):
             found = await self._index_of(self._sharding, key)
             run = _run_of(found, key, place)
             if run is None:
                 return None
             shard = await _ask(key, resolve, self._store, key, False)
-            if shard is not None and (self._store.immutable or _version_of(shard[1]) == found.version):
+            if shard is not None and (self._store.immutable or self._version_in(shard[1]) == found.version):
                 return StoredAt(shard[0], shard[1], *run)
             self._cache.drop((self._token, key), found)
         raise ReadError(key, _CHANGES)
@@ -156,14 +155,9 @@ class Chunks:
     async def load(self, number: int) -> Decoded:
         """Fetch and decode a chunk, bypassing the cache."""
         index = self._index(number)
-        version: Hashable
         await self._get_ready()
         now = trio.current_time()
-        if self._sharding is None:
-            key = self._key(index)
-            version, data = await self._whole(key)
-        else:
-            key, version, data = await self._inner(self._sharding, index)
+        key, version, data = await self._fetched(index)
         if data is None:
             return Decoded(None, KEPT, version, now)
         work = self.size_of_chunk if self.itemsize and not self._external else _SLOW
@@ -173,28 +167,16 @@ class Chunks:
     async def stored(self, number: int, runs: Sequence[tuple[int, int]]) -> list[Buffer] | None:
         """Read runs of items, (start, count), of one version of a chunk of a plain array; None if it is missing."""
         key = self.key(number)
-        for attempt in range(_TRIES):
-            found = await self._find(key, sized=False)
-            try:
-                return None if found is None else await self._opened(key, found[0], runs)
-            except (TargetChanged, TargetMissing, OutOfRange):
-                if self._store.immutable or attempt == _TRIES - 1:
-                    raise
-        raise AssertionError("not reached")
 
-    async def _opened(self, key: str, at: str, runs: Sequence[tuple[int, int]]) -> list[Buffer] | None:
-        value: Value | None = await _ask(key, self._store.open, at)
-        if value is None:
-            return None
-        try:
+        async def read(value: Value) -> list[Buffer]:
             if value.size != self.size_of_chunk:
                 raise ReadError(key, f"a chunk of {value.size} bytes, not {self.size_of_chunk}")
             found = [await value.read(start * self.itemsize, count * self.itemsize) for start, count in runs]
-        finally:
-            value.close()
-        if any(len(data) != count * self.itemsize for data, (_, count) in zip(found, runs, strict=True)):
-            raise ReadError(key, _CHANGES)
-        return found
+            if any(len(data) != count * self.itemsize for data, (_, count) in zip(found, runs, strict=True)):
+                raise ReadError(key, _CHANGES)
+            return found
+
+        return await self._opened(key, read)
 
     # -- helpers
 
@@ -238,12 +220,31 @@ class Chunks:
         if size > max(self._cache.largest, quarter()) + KEPT:
             raise ReadError(key, f"a chunk that takes {size} bytes, array_cache is {self._cache.largest}")
 
-    async def _version(self, key: str) -> ChunkVersion | None:
-        """Return the version of a stored value, as far as it is known without a request for its size."""
-        return None if self._store.immutable else self._version_in(await self._find(key, sized=False))
+    def _version_in(self, info: Info) -> ChunkVersion | None:
+        return None if self._store.immutable else (info.size, info.mtime_ns, info.identity)
 
-    def _version_in(self, found: tuple[str, Info] | None) -> ChunkVersion | None:
-        return None if found is None or self._store.immutable else _version_of(found[1])
+    async def _opened(self, key: str, read: Callable[[Value], Awaitable[T]]) -> T | None:
+        """Open a stored value, following links, and return what `read` returns for it; None if it does not exist.
+
+        If the value changes meanwhile, open it again. Raise ReadError.
+        """
+        for attempt in range(_TRIES):
+            found = await self._find(key, sized=False)
+            if found is not None and (found[1].unreadable or found[1].kind is Kind.DIRECTORY):
+                raise ReadError(key, found[1].unreadable or "a directory lies in the place of a chunk")
+            value: Value | None = None if found is None else await _ask(key, self._store.open, found[0])
+            if value is None:
+                return None
+            try:
+                return await read(value)
+            except (TargetChanged, TargetMissing, OutOfRange):
+                if self._store.immutable or attempt == _TRIES - 1:
+                    raise
+            except StoreError as exc:  # such as a file that was removed meanwhile
+                raise ReadError(key, exc.reason or exc.__class__.__doc__ or "") from exc
+            finally:
+                value.close()
+        raise AssertionError("not reached")
 
     async def _find(self, key: str, sized: bool = True) -> tuple[str, Info] | None:
         """Return (key, Info) of a stored value, following links; None if it does not exist. Raise ReadError.
@@ -260,7 +261,8 @@ class Chunks:
         if found is None or self._store.immutable or found.is_fresh():
             return found
         now = trio.current_time()
-        version = None if found.value is None else await self._version(key)
+        at = None if found.value is None else await self._find(key, sized=False)
+        version = None if at is None else self._version_in(at[1])
         # without a modification time, a change is noticed only if the value is read again
         if version is not None and version[1] is not None and version == found.version:
             found.checked = now
@@ -274,63 +276,56 @@ class Chunks:
         found = await self._fresh(id, key)
         return found or await self._cache.get(id, 0, lambda: self._load_index(sharding, key))
 
-    async def _whole(self, key: str) -> tuple[Hashable, Buffer | None]:
-        """Return (version, bytes) of a chunk that is not in a shard; the bytes are None if it is missing."""
-        for _ in range(_TRIES):
-            found = await self._find(key, sized=False)
-            version = self._version_in(found)
-            if found is None:
-                return None, None
-            at, info = found
-            if info.unreadable or info.kind is Kind.DIRECTORY:
-                raise ReadError(key, info.unreadable or "a directory lies in the place of a chunk")
-            self._check_sizes(key, info.size)
-            data = await _ask(key, self._store.get, at)
-            read = await self._version(key)
-            if version is not None and not _is_complete(version):  # the read has completed the version
-                version = read
-            if read == version:  # otherwise the chunk was replaced meanwhile
-                return version, data
-        raise ReadError(key, _CHANGES)
+    async def _fetched(self, index: tuple[int, ...]) -> tuple[str, Hashable, Buffer | None]:
+        """Return (key, version, bytes) of a stored chunk, or of an inner chunk. If it is missing, bytes are None."""
+        sharding = self._sharding
+        key, place = (self._key(index), 0) if sharding is None else self._place(sharding, index)
 
-    async def _inner(self, sharding: Sharding, index: tuple[int, ...]) -> tuple[str, Hashable, Buffer | None]:
-        """Return (key of the shard, its version, bytes of an inner chunk or None)."""
-        at, place = sharding.shard(index)
-        key = self._key(at)
+        async def whole(value: Value) -> tuple[str, Hashable, Buffer]:
+            self._check_sizes(key, value.size)
+            return key, self._version_in(value.info), await value.read(0, value.size)
+
+        if sharding is None:
+            return await self._opened(key, whole) or (key, None, None)
         for _ in range(_TRIES):
             found = await self._index_of(sharding, key)
             run = _run_of(found, key, place)
             if run is None:
                 return key, found.version, None
             self._check_sizes(key, run[1])
-            at_present = await self._find(key, sized=False)
-            data = None if at_present is None else await _ask(key, self._store.get, at_present[0], *run)
-            if await self._version(key) == found.version:  # otherwise the shard was replaced meanwhile
-                if data is None or len(data) != run[1]:
+            data = await self._opened(key, functools.partial(self._range, found.version, run))
+            if data is not None:
+                if len(data) != run[1]:
                     raise ReadError(key, f"ends before {run[0]} + {run[1]}")
                 return key, found.version, data
             self._cache.drop((self._token, key), found)
         raise ReadError(key, _CHANGES)
 
+    async def _range(self, version: Hashable, run: tuple[int, int], value: Value) -> Buffer | None:
+        """Read (offset, length) of a value; return None if it has another version."""
+        return await value.read(*run) if self._version_in(value.info) == version else None
+
+    def _place(self, sharding: Sharding, index: tuple[int, ...]) -> tuple[str, int]:
+        """Return (key of the shard, number in it) of an inner chunk."""
+        at, place = sharding.shard(index)
+        return self._key(at), place
+
     async def _load_index(self, sharding: Sharding, key: str) -> Decoded:
-        now = trio.current_time()
-        found = await self._find(key)
-        version = self._version_in(found)
-        if found is None:
-            return Decoded(None, KEPT, version, now)
-        at, info = found
-        if info.kind is not Kind.FILE:
-            raise ReadError(key, "is a directory, not a shard")
-        size, length = info.size or 0, sharding.index_length
+        now, length = trio.current_time(), sharding.index_length
         self._check_room(key, length)
-        if size < length:
-            raise ReadError(key, f"{size} bytes, shorter than the index of a shard")
-        data = await _ask(key, self._store.get, at, size - length if sharding.index_location == "end" else 0, length)
-        try:
-            index: ShardIndex | None = None if data is None else sharding.read_index(data, size)
-        except MetadataError as exc:
-            raise ReadError(key, str(exc)) from exc
-        return Decoded(index, length + KEPT, version, now)
+
+        async def read(value: Value) -> Decoded:
+            size = value.size
+            if size < length:
+                raise ReadError(key, f"{size} bytes, shorter than the index of a shard")
+            data = await value.read(size - length if sharding.index_location == "end" else 0, length)
+            try:
+                index = sharding.read_index(data, size)
+            except MetadataError as exc:
+                raise ReadError(key, str(exc)) from exc
+            return Decoded(index, length + KEPT, self._version_in(value.info), now)
+
+        return await self._opened(key, read) or Decoded(None, KEPT, None, now)
 
 
 class ChunkRow(Chunks):
@@ -372,15 +367,6 @@ def _run_of(index: Decoded, key: str, place: int) -> tuple[int, int] | None:
         return None if index.value is None else index.value[place]
     except MetadataError as exc:
         raise ReadError(key, str(exc)) from exc
-
-
-def _version_of(info: Info) -> ChunkVersion:
-    return info.size, info.mtime_ns, info.identity
-
-
-def _is_complete(version: ChunkVersion) -> bool:
-    """Return whether a version includes the size, which a listing without sizes lacks."""
-    return version[0] is not None
 
 
 def is_fortran(array: ArrayMetadata) -> bool:
