@@ -5,31 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zarrfs.errors import TargetChanged
-from zarrfs.store.api import Info, Kind, Store, Value
+from zarrfs.store.api import Info, Kind, Value
 from zarrfs.system.buffers import Buffer
-from zarrfs.views.decoded_cache import DecodedCache
-from zarrfs.views.hierarchy import Node
 
 if TYPE_CHECKING:
     from zarrfs.views.chunks import StoredAt  # imports numpy, which would delay the start of a mount
-
-_INDEXES = 32  # most indexes of shards to read concurrently
-_INDEX_BYTES = 32 << 20  # most bytes of these indexes
-
-
-class InnerChunks:
-    """The inner chunks of the shards of one array."""
-
-    def __init__(self, store: Store, node: Node, indexes: DecodedCache) -> None:
-        """`node` is an array in `store`, `indexes` the cache of the indexes of shards."""
-        from zarrfs.views.chunks import Chunks
-
-        self._chunks = Chunks(store, node, indexes, c_order=True)
-        self.indexes_at_once = max(1, min(_INDEXES, _INDEX_BYTES // max(self._chunks.index_length, 1)))
-
-    async def stored_at(self, index: tuple[int, ...]) -> StoredAt | None:
-        """Return where an inner chunk is stored; None if it is missing. Raise ReadError."""
-        return await self._chunks.stored_at(index)
 
 
 def inner_entry(name: str, at: StoredAt) -> Info:

@@ -27,7 +27,7 @@ from zarrfs.system.memory import heap
 from zarrfs.views.chunknames import ChunkNames, InnerNames
 from zarrfs.views.decoded_cache import DecodedCache
 from zarrfs.views.hierarchy import Node, View
-from zarrfs.views.inner_chunks import InnerChunks, Range, inner_entry
+from zarrfs.views.inner_chunks import Range, inner_entry
 from zarrfs.zarr import v2, v3
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import strict_json
@@ -35,13 +35,14 @@ from zarrfs.zarr.model import ArrayMetadata
 from zarrfs.zarr.translation import translate
 
 if TYPE_CHECKING:
-    from zarrfs.views.chunks import StoredAt  # imports numpy, which would delay the start of a mount
+    from zarrfs.views.chunks import Chunks, StoredAt  # imports numpy, which would delay the start of a mount
 
 T = TypeVar("T")
 
 _KNOWN = 65_536  # nodes whose documents to remember
 _OPEN = 1024  # arrays whose indexes of shards to remember
-_INDEXES = 32 << 20  # bytes of indexes of shards to cache
+_INDEXES = 32 << 20  # bytes of indexes of shards to cache, and to read concurrently
+_AT_ONCE = 32  # most indexes of shards to read concurrently
 _FILE_ABOVE = "a file lies in the place of a directory of chunks"
 _DOCUMENTS = {2: (".zarray", ".zattrs", ".zgroup"), 3: ("zarr.json",)}  # sorted
 
@@ -73,7 +74,7 @@ class TranslatedView(View):
         self._names = _DOCUMENTS[version]
         self._known_nodes: LRU[str, _TranslatedNode] = LRU(_KNOWN)
         self._indexes = DecodedCache(_INDEXES)
-        self._inner: LRU[str, tuple[Node, InnerChunks]] = LRU(_OPEN)
+        self._inner: LRU[str, Chunks] = LRU(_OPEN)
 
     # -- the Store protocol
 
@@ -250,16 +251,18 @@ class TranslatedView(View):
 
     # -- inner chunks of shards
 
-    async def _inner_of(self, translated: _TranslatedNode) -> InnerChunks:
+    async def _inner_of(self, translated: _TranslatedNode) -> Chunks:
         """Return the inner chunks of an array."""
         node = translated.node
         known = self._inner.use(node.path)
-        if known is None or known[0] is not node:
+        if known is None or known.node is not node:
             if not self._inner:  # imports numpy
                 heap()
                 await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.chunks")
-            known = self._inner.put(node.path, (node, InnerChunks(self.lower, node, self._indexes)))
-        return known[1]
+            from zarrfs.views.chunks import Chunks
+
+            known = self._inner.put(node.path, Chunks(self.lower, node, self._indexes, c_order=True))
+        return known
 
     async def _inner_at(self, key: str, resolved: _Resolved, index: tuple[int, ...]) -> StoredAt:
         """Return where an inner chunk is stored. Raise NotFound and ReadError."""
@@ -329,6 +332,7 @@ class TranslatedView(View):
         """
         shards = await self._shards_in(directory, names, resolved.rest)
         chunks, ordered = await self._inner_of(resolved.translated), sorted(shards)
+        at_once = max(1, min(_AT_ONCE, _INDEXES // max(chunks.index_length, 1)))
         above = names.numbers(resolved.rest) or ()
         known: set[tuple[int, ...]] = set()
 
@@ -345,7 +349,7 @@ class TranslatedView(View):
                 continue
             if shard not in known:
                 start = bisect.bisect_left(ordered, shard)
-                batch = [each for each in ordered[start : start + chunks.indexes_at_once] if each not in known]
+                batch = [each for each in ordered[start : start + at_once] if each not in known]
                 known.update(batch)
                 await for_each(read_index, batch)
             try:
