@@ -347,7 +347,8 @@ class _Copier:
             with contextlib.closing(await opening) as value:
                 time = value.info.mtime_ns if info.mtime_ns is None else info.mtime_ns
                 item.info = info._replace(size=value.size, mtime_ns=time)
-                if item.info != info and await self._in_thread(self._in_place, item):
+                known = item.info != info and item.folder.has(info.name)
+                if known and await self._in_thread(self._in_place, item):
                     return
                 if value.fileno() is not None:
                     await self._in_thread(self._write_open, item, value)
@@ -360,12 +361,10 @@ class _Copier:
 
     def _in_place(self, item: _Item) -> bool:
         """Return whether an entry, of which size and time are known now, is in place already."""
-        if item.folder.has(item.info.name):
-            with self._entered(item.folder) as directory:
-                if self._target.compare(directory, item.folder, item.info) is Existing.SAME:
-                    self._count(1)
-                    return True
-        return False
+        with self._entered(item.folder) as directory:
+            there = self._target.compare(directory, item.folder, item.info) is Existing.SAME
+        self._count(int(there))
+        return there
 
     @contextlib.contextmanager
     def _entered(self, folder: Folder) -> Iterator[int]:
