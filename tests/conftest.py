@@ -41,7 +41,6 @@ hypothesis.settings.load_profile("zarrfs")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "promise(number): the promise of docs/semantics.md that a test proves")
     config.addinivalue_line("markers", "nightly: a long test, which only scripts/test nightly runs")
 
 

@@ -46,8 +46,8 @@ def place(data: Run) -> Iterator[Path]:
 
 def zarrfs_command(document: Path | str, mountpoint: Path, index: Path) -> list[str]:
     """Return the command that mounts `document`."""
-    more = f"index_dir={index},log_file={index}/log"
-    return [str(ZARRFS), "mount", str(document), str(mountpoint), "-o", more]
+    cache = ["env", f"XDG_CACHE_HOME={index}"]
+    return [*cache, str(ZARRFS), "mount", str(document), str(mountpoint), "-o", f"log_file={index}/log"]
 
 
 @contextlib.contextmanager

@@ -117,8 +117,8 @@ def measure_random(run: Stores, rounds: int) -> Iterator[Result]:
     """Measure random reads of 4 KiB, each within one chunk."""
 
     def sample() -> float:
-        with mounted(run, run.store, "view=arrays,arrays=raw") as mountpoint:
-            path = mountpoint / "x.bin"
+        with mounted(run, run.store, "view=arrays") as mountpoint:
+            path = mountpoint / "x.npy"
             pages = path.stat().st_size // 4096
             descriptor = os.open(path, os.O_RDONLY)
             chosen = random.Random(0).sample(range(pages), min(RANDOM, pages))

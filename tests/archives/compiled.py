@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,14 +68,13 @@ def put(place: Path, data: bytes, algorithm: str = "sha1") -> str:
 def opened(document: Any, **options: Any) -> Iterator[tuple[IndexStore, Any]]:
     """Compile a document (JSON text as bytes, or an object to encode) and yield (store, plan)."""
     raw = document if isinstance(document, bytes) else json.dumps(document).encode()
-    with tempfile.TemporaryDirectory() as directory:
-        chosen = Options(index_dir=directory, **options)
-        plan = compile_document(Document("test.json", raw, "/", None), chosen, time.monotonic() + 60)
-        store = IndexStore(plan.index, BlobReader(chosen.blobs), plan.mtime_ns)
-        try:
-            yield store, plan
-        finally:
-            trio.run(store.aclose)
+    chosen = Options(**options)
+    plan = compile_document(Document("test.json", raw, "/", None), chosen, time.monotonic() + 60)
+    store = IndexStore(plan.index, BlobReader(chosen.blobs), plan.mtime_ns)
+    try:
+        yield store, plan
+    finally:
+        trio.run(store.aclose)
 
 
 def tree(document: Any, **options: Any) -> Tree:

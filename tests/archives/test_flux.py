@@ -88,7 +88,7 @@ def test_sources_that_flux_cannot_give(flux: FakeFlux, monkeypatch: pytest.Monke
         refused(source, "expected flux:NAME")
     flux.put("archive.refs", {"a": ["/etc/passwd"]})
     assert plan_source("flux:refs", Options()).kind == "archive"  # it is never taken for a reference set
-    refused("flux:main", "document_limit", document_limit=100)
+    refused("flux:main", "more than 100 bytes", document_limit=100)
     flux.delay(600)
     refused("flux:main", "flux kvs get archive.main: no answer within 0.2 s", read_timeout=1)
     flux.delay(0)

@@ -452,16 +452,15 @@ def test_a_blob_source_must_be_an_existing_directory(tmp_path: Path, place: str,
     document = tmp_path / "a.json"
     document.write_text("[]")
     (tmp_path / "file").write_text("")
-    known = {"index_dir": str(tmp_path), "blobs": (str(tmp_path),)}
     if cached:
-        plan_source(str(document), Options(**known), child=False)
+        plan_source(str(document), Options(blobs=(str(tmp_path),)), child=False)
     with pytest.raises(UsageError, match=f"blobs=.*{place}: {rule}"):
-        plan_source(str(document), Options(**known | {"blobs": (str(tmp_path / place),)}), child=False)
+        plan_source(str(document), Options(blobs=(str(tmp_path / place),)), child=False)
 
 
 def test_compiling_checks_blob_sources(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="absent: no such file"):
-        tree([], blobs=(str(tmp_path / "absent"),))
+        tree(b" []", blobs=(str(tmp_path / "absent"),))  # no other test has compiled this
 
 
 def test_the_warning_about_missing_blob_sources_is_not_cached(tmp_path: Path) -> None:
@@ -469,5 +468,5 @@ def test_the_warning_about_missing_blob_sources_is_not_cached(tmp_path: Path) ->
     data = [[0, 1, put(tmp_path, b"x")]]
     document.write_text(json.dumps({"f": file(data, encoding="blobvec", size=1)}))
     for blobs in ((), (str(tmp_path),), ()):
-        plan = plan_source(str(document), Options(index_dir=str(tmp_path), blobs=blobs), child=False)
+        plan = plan_source(str(document), Options(blobs=blobs), child=False)
         assert (plan.warnings == ()) is bool(blobs)

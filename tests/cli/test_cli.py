@@ -193,7 +193,7 @@ def test_check_counts_and_lists_bad_entries(opened: list[Any]) -> None:
 
 
 def test_options_reach_the_source(opened: list[Any]) -> None:
-    said = ["-o", r"guard,base=/x\,y", "--retries", "7", "-o", "blobs=/a", "--blobs", "/b,c"]
+    said = ["-o", r"guard,base=/x\,y", "-o", "retries=7", "-o", "blobs=/a", "--blobs", "/b,c"]
     assert zarrfs("ls", "refs.json", *said).exit_code == 0
     (given,) = opened
     assert (given.guard, given.base, given.retries, given.blobs) == (True, "/x,y", 7, ("/a", "/b,c"))
@@ -201,8 +201,22 @@ def test_options_reach_the_source(opened: list[Any]) -> None:
 
 
 def test_a_long_option_wins_over_the_same_in_o(opened: list[Any]) -> None:
-    zarrfs("ls", "--retries", "1", "refs.json", "-o", "retries=2")
-    assert opened[0].retries == 1
+    zarrfs("ls", "--upperdir", "/a", "refs.json", "-o", "upperdir=/b")
+    assert opened[0].upperdir == "/a"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        ("tree refs.json", "ls -R"), ("refs merge a b", "kerchunk"), ("ls refs.json -o workers=4", "cache_dir="),
+        ("ls refs.json --workers 4", "cache_dir="), ("check refs.json --twice", "check once"),
+        ("archive extract a.json --metadata-ttl 5s", "-o metadata_ttl=TIME"),
+        ("mount a b --allow-other", "-o allow_other"),
+    ],
+)  # fmt: skip
+def test_what_was_removed_gets_one_line_of_advice(arguments: str, advice: str) -> None:
+    result = zarrfs(*arguments.split())
+    assert (result.exit_code, advice in result.stderr.splitlines()[-1]) == (2, True), result.stderr
 
 
 @pytest.mark.parametrize("arguments", [("-d", "ls"), ("ls", "-d"), ("ls", "-o", "log_level=debug")])
@@ -214,7 +228,7 @@ def test_verbosity_options_work_before_and_after_the_command(arguments: tuple[st
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [(["-o", "retrys=1"], "unknown option 'retrys' (did you mean retries?)"),
-     (["--memory-limit", "5"], "option memory_limit=5: expected a size with a unit"),
+     (["-o", "memory_limit=5"], "option memory_limit=5: expected a size with a unit"),
      (["-o", "uid=root"], "option uid=root: expected a whole number")],
 )  # fmt: skip
 def test_a_usage_error_is_one_line_and_status_2(arguments: list[str], says: str) -> None:

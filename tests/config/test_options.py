@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarrfs.config.file import NEVER, read_file
+from zarrfs.config.keywords import as_items
 from zarrfs.config.options import TABLE, Options, bounds_of, parse, split_commas, written
 from zarrfs.config.redaction import without_secrets
 from zarrfs.config.values import natural, octal, seconds, size, user_id
@@ -291,24 +292,18 @@ def test_a_list_of_urls_is_shown_without_secrets() -> None:
     assert written("blobs", blobs) == "https://host/x,https://host/y"
 
 
-# -- storage_options
+# -- Python's keywords
 
 
-def test_storage_options_are_set_by_protocol_or_bucket() -> None:
-    found = parse(
-        [
-            'storage_options={"s3": {"anon": true, "key": "a"}, "s3://b.c": {"anon": false}}',
-            "s3.key=b",
-            'storage_options={"http": {"headers": {"A": "b"}}}',
-        ]
-    ).options
-    assert found.storage == {
-        "s3": {"anon": True, "key": "b"}, "s3://b.c": {"anon": False}, "http": {"headers": {"A": "b"}},
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    "given", [{"s3.key": "a", "s3.anon": True}, {"s3": {"key": "a", "anon": True}},
+              {"storage_options": {"s3": {"key": "a", "anon": True}}}],
+)  # fmt: skip
+def test_storage_options_of_python_are_as_those_of_the_command_line(given: dict[str, object]) -> None:
+    assert parse(as_items(given)).options.storage == {"s3": {"anon": True, "key": "a"}}
 
 
-@pytest.mark.parametrize("value", ["{", "[]", "5", '{"s3": 5}', '{"S 3": {}}', '{"s3": {"secret": "hidden"}', "null"])
-def test_bad_storage_options_are_refused_without_showing_them(value: str) -> None:
-    with pytest.raises(UsageError, match="option storage_options: expected JSON such as") as caught:
-        parse([f"storage_options={value}"])
-    assert "hidden" not in str(caught.value)
+@pytest.mark.parametrize("value", ["{", [], 5, {"s3": 5}])
+def test_bad_storage_options_of_python_are_refused(value: object) -> None:
+    with pytest.raises(UsageError, match="storage_options: expected"):
+        as_items({"storage_options": value})

@@ -96,7 +96,7 @@ def sets(urls: list[str]) -> st.SearchStrategy[dict[str, Any]]:
 
 def opened(path: Path, upper: Path, **options: Any) -> tuple[Overlay, Plan]:
     """Open a source with the upper directory `upper`; return the overlay and the plan of the source."""
-    chosen = Options(upperdir=str(upper), index_dir=str(upper.parent / "indexes"), **options)
+    chosen = Options(upperdir=str(upper), **options)
     plan = plan_source(str(path), chosen, child=False)
     overlay = open_plan(plan, chosen)
     assert isinstance(overlay, Overlay)

@@ -78,12 +78,12 @@ async def check_commit(place: Path, kind: str, entries: dict[str, Any], changes:
     await overlay.aclose()
     assert set(told) == empty(model) if new.format == "references" else not told
 
-    options = Options(index_dir=str(place / "indexes"), blobs=(str(blobs),), type=new.format)
+    options = Options(blobs=(str(blobs),), type=new.format)
     store = sources.open_source(str(place / new.path), options, child=False)
     found = await shown(store)
     await store.aclose()
     assert expected(found, new.format) == expected(merged, new.format)
-    left = {"source", "upper", "blobs", "indexes", new.path, f"{new.path}.data"}
+    left = {"source", "upper", "blobs", new.path, f"{new.path}.data"}
     assert set(os.listdir(place)) <= left
 
 

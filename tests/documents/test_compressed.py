@@ -32,7 +32,7 @@ def planned(directory: Path, data: bytes, **options: object) -> bytes:
     """Plan the document `data` and return the value of k999."""
     path = directory / "refs.json.x"
     path.write_bytes(data)
-    chosen = Options(index_dir=str(directory / "index"), **options)  # type: ignore[arg-type]
+    chosen = Options(**options)  # type: ignore[arg-type]
     store = open_plan(prepare(str(path), chosen), chosen)
     return bytes(trio.run(store.get, "k999"))
 
@@ -59,6 +59,6 @@ def test_truncated_and_damaged_data_is_refused(name: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_bomb(name: str, tmp_path: Path) -> None:
     """A small file that expands beyond document_limit is refused."""
-    with pytest.raises(SourceError, match=r"more than 1048576 bytes \(-o document_limit=\)"):
+    with pytest.raises(SourceError, match=r"more than 1048576 bytes"):
         planned(tmp_path, FORMATS[name](b" " * (1 << 24)), document_limit=1 << 20)
     assert planned(tmp_path, FORMATS[name](TEXT), document_limit=len(TEXT)) == b"v999"

@@ -49,7 +49,6 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.promise("S21")
 @pytest.mark.parametrize("change", CHANGES)
 def test_an_open_file_keeps_its_attributes(change: Callable[[Path], None], root: Path) -> None:
     async def body() -> None:
@@ -68,7 +67,6 @@ def test_an_open_file_keeps_its_attributes(change: Callable[[Path], None], root:
     trio.run(body)
 
 
-@pytest.mark.promise("S35")
 def test_getattr_of_an_open_file_survives_a_refresh(root: Path) -> None:
     async def body() -> None:
         store, found = PausedStore(root), list[Any]()

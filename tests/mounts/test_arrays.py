@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -63,6 +64,13 @@ def large(path: Path, chunks: tuple[int, ...] = (128, 512), **more: object) -> A
     return items
 
 
+def npy(items: Array) -> bytes:
+    """Return the .npy file of an array."""
+    out = io.BytesIO()
+    np.save(out, items)
+    return out.getvalue()
+
+
 def test_a_second_read_decodes_nothing(tmp_path: Path) -> None:
     items = large(tmp_path / "x.zarr")
     with mounted(tmp_path / "x.zarr", tmp_path / "mnt", "view=arrays") as mountpoint:
@@ -72,27 +80,13 @@ def test_a_second_read_decodes_nothing(tmp_path: Path) -> None:
         assert counters(mountpoint)["decoded"] == 32
 
 
-def test_random_reads_decode_a_chunk_each(tmp_path: Path) -> None:
-    items = large(tmp_path / "x.zarr", (128, 1024))  # a row of a chunk is a page of the file
-    options = "view=arrays", "arrays=raw", "array_cache=1KiB"
-    with mounted(tmp_path / "x.zarr", tmp_path / "mnt", *options) as mountpoint:
-        descriptor = os.open(mountpoint / "x.bin", os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-            for at in np.random.default_rng(1).permutation(items.nbytes // 4096)[:100].tolist():
-                assert os.pread(descriptor, 4096, at * 4096) == items.reshape(-1, 1024)[at].tobytes()
-        finally:
-            os.close(descriptor)
-        assert counters(mountpoint)["decoded"] <= 100
-
-
 def test_a_damaged_chunk_is_eio_on_its_own_pages_only(tmp_path: Path) -> None:
     items = large(tmp_path / "x.zarr")
-    wanted = items.tobytes()
-    damaged = {2 * row for row in range(512, 640)}  # a page is half a row
+    wanted = npy(items)
+    damaged = {2 * row for row in range(512, 640)}  # a page is half a row, less the 128 bytes of the header
     (tmp_path / "x.zarr/x/4.0").write_bytes(b"damaged")  # rows 512 to 639, columns 0 to 511
-    with mounted(tmp_path / "x.zarr", tmp_path / "mnt", "view=arrays", "arrays=raw") as mountpoint:
-        descriptor = os.open(mountpoint / "x.bin", os.O_RDONLY)
+    with mounted(tmp_path / "x.zarr", tmp_path / "mnt", "view=arrays") as mountpoint:
+        descriptor = os.open(mountpoint / "x.npy", os.O_RDONLY)
         try:
             for at in range(0, len(wanted), 4096):  # in order, so that the kernel reads ahead into the damaged pages
                 if at // 4096 not in damaged:
@@ -127,6 +121,7 @@ SUM = """
 #include <stdio.h>
 int main(int count, char **arguments) {
     FILE *file = fopen(arguments[1], "rb");
+    if (fseek(file, 128, SEEK_SET)) return 1;
     int items[4096]; long long sum = 0; size_t got;
     while ((got = fread(items, sizeof items[0], 4096, file)) > 0)
         for (size_t at = 0; at < got; at++) sum += items[at];
@@ -144,18 +139,16 @@ def test_a_c_program_reads_an_array(tmp_path: Path) -> None:
     (tmp_path / "sum.c").write_text(SUM)
     subprocess.run([compiler, "-o", tmp_path / "sum", tmp_path / "sum.c"], check=True)
     items = large(tmp_path / "x.zarr")
-    with mounted(tmp_path / "x.zarr", tmp_path / "mnt", "view=arrays", "arrays=raw") as mountpoint:
-        done = subprocess.run([tmp_path / "sum", mountpoint / "x.bin"], capture_output=True, text=True, check=True)
+    with mounted(tmp_path / "x.zarr", tmp_path / "mnt", "view=arrays") as mountpoint:
+        done = subprocess.run([tmp_path / "sum", mountpoint / "x.npy"], capture_output=True, text=True, check=True)
         assert int(done.stdout) == int(items.sum())
-        about = json.loads((mountpoint / "x.json").read_text())
-        assert (np.fromfile(mountpoint / "x.bin", about["dtype"]).reshape(about["shape"]) == items).all()
 
 
 def test_a_changed_chunk_is_seen_when_the_file_is_opened_again(tmp_path: Path) -> None:
     items = large(tmp_path / "x.zarr")
-    with mounted(tmp_path / "x.zarr", tmp_path / "mnt", "view=arrays", "arrays=raw") as mountpoint:
-        assert (mountpoint / "x.bin").read_bytes() == items.tobytes()
+    with mounted(tmp_path / "x.zarr", tmp_path / "mnt", "view=arrays") as mountpoint:
+        assert (mountpoint / "x.npy").read_bytes() == npy(items)
         items[700:800] = 5
         zarr.open_array(tmp_path / "x.zarr/x", mode="r+")[700:800] = 5
         time.sleep(1.5)
-        assert (mountpoint / "x.bin").read_bytes() == items.tobytes()
+        assert (mountpoint / "x.npy").read_bytes() == npy(items)

@@ -43,7 +43,6 @@ def _unreadable(path: Path) -> None:
     assert caught.value.errno == errno.EIO
 
 
-@pytest.mark.promise("S57")
 def test_a_bad_reference_is_an_error_for_its_reader_alone(tmp_path: Path) -> None:
     refs = {f"t/{name}": value for name, value in BAD.items()} | {"t/good": "fine", "t/../x": "no path"}
     (source := tmp_path / "set.json").write_text(json.dumps({"version": 1, "refs": refs}))
@@ -68,7 +67,6 @@ def test_a_data_url_may_have_any_length(tmp_path: Path) -> None:
         assert (root / "b").read_bytes() == data[1000:251_000]
 
 
-@pytest.mark.promise("S57")
 def test_a_bad_row_of_a_parquet_set(tmp_path: Path) -> None:
     data = "data:;base64," + base64.b64encode(bytes(300_000)).decode()
     rows = [["/x", -1, 5], ["/x", 5, -1], ["", 1, 1], b"base64:!!", b"fine", [data], None]
@@ -85,7 +83,6 @@ def test_a_bad_row_of_a_parquet_set(tmp_path: Path) -> None:
     assert all(f"a/{name}: " in checked.stdout for name in "0123"), checked.stdout
 
 
-@pytest.mark.promise("S57")
 def test_a_bad_location_in_an_icechunk_repository(tmp_path: Path) -> None:
     repository = write_virtual(tmp_path / "repo", "vcc://archive/numbers.bin", None)
     with mounted(repository, tmp_path / "mnt") as root:

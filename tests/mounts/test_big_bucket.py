@@ -178,7 +178,6 @@ def using(bucket: Bucket | GCS, check: Any, **more: Any) -> Any:
 ARRAY = [f"x/a{array:02}/c/{row}/{at}" for array in range(5) for row in range(20) for at in range(50)]
 
 
-@pytest.mark.promise("S54")
 @pytest.mark.parametrize("fault", ["403", "503", "repeats", "goes back"])
 def test_a_failed_listing_is_an_error_and_not_a_shorter_directory(bucket: Bucket, fault: str) -> None:
     """Once the server works again, the next listing is complete."""
@@ -444,7 +443,6 @@ def test_a_google_emulator_is_listed_completely(gcs: GCS) -> None:
     using(gcs, check)
 
 
-@pytest.mark.promise("S54")
 def test_a_bucket_of_a_million_keys_needs_few_pages_and_little_memory(bucket: Bucket, tmp_path: Path) -> None:
     """The root takes at most two pages and a lookup a few; the memory of the daemon stays below 150 MiB."""
     hundred = range(100)

@@ -73,7 +73,6 @@ def opened(path: Path) -> int:
     return descriptor
 
 
-@pytest.mark.promise("S21")
 @pytest.mark.parametrize(("size", "view"), [(SIZE, ""), (SIZE // 2, ""), (2 * SIZE, ""), (SIZE, "view=v3")])
 def test_an_open_file_never_mixes_versions(changing: Changing, tmp_path: Path, size: int, view: str) -> None:
     with mounted(changing.url, tmp_path / "mnt", SMALL, *filter(None, [view])) as root:
@@ -93,7 +92,6 @@ def test_an_open_file_never_mixes_versions(changing: Changing, tmp_path: Path, s
         assert "v/0" in line
 
 
-@pytest.mark.promise("S21")
 @pytest.mark.parametrize("size", [SIZE // 2, 2 * SIZE])
 def test_opening_a_replaced_value_does_not_use_its_cached_size(changing: Changing, tmp_path: Path, size: int) -> None:
     """The kernel caches attributes for a day here; still, a reader that opens a grown value gets all of its bytes."""

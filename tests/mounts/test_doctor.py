@@ -58,7 +58,7 @@ def test_each_problem_of_a_machine_is_found_by_its_check_alone(machine: Machine)
         ("mount -t tmpfs none /dev; mknod -m 666 /dev/null c 1 3", "umount /dev", "device", ()),
         (f"mount --bind /mnt/plain {fusermount}", f"umount {fusermount}", "user", ()),
         ("true", "true", "fuse.conf", ("-o", "allow_other")),
-        ("true", "true", "cache", ("-o", "index_dir=/proc/none")),
+        ("true", "true", "cache", ("-o", "cache_dir=/proc/none")),
     ):
         machine.root(wrong)
         try:

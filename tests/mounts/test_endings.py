@@ -225,7 +225,7 @@ def test_a_daemon_without_free_descriptors_survives_sigterm(tmp_path: Path) -> N
         (tmp_path / f"store/a/{number}").write_text(str(number))
     (tmp_path / "mnt").mkdir()
     log = tmp_path / "log"
-    command = ["sh", "-c", f'ulimit -n 70; exec "$@" -o log_file={log}', "sh", PROGRAM, "mount", "--type", "zarr"]
+    command = ["sh", "-c", f'ulimit -n 70; exec "$@" -o log_file={log}', "sh", PROGRAM, "mount", "-o", "type=zarr"]
     subprocess.run([*command, tmp_path / "store", tmp_path / "mnt"], check=True)
     with contextlib.ExitStack() as opened:
 

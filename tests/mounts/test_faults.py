@@ -80,7 +80,6 @@ def wait_for(root: Path, exception: str, again: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("handler", CALLS)
-@pytest.mark.promise("S17")
 def test_a_handler_that_raises_fails_its_request_only(handler: str, tmp_path: Path) -> None:
     call, code = CALLS[handler]
     with faulty(tmp_path / "mnt", handler) as root:
@@ -106,7 +105,6 @@ def test_a_handler_that_raises_fails_its_request_only(handler: str, tmp_path: Pa
         assert re.search(rf"^{handler} \S+: {re.escape(told)}.*\[EIO\]", log, re.MULTILINE), (told, log)
 
 
-@pytest.mark.promise("S17")
 def test_an_error_is_logged_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "mnt.fault").write_text("ReadError")
     with faulty(tmp_path / "mnt", "read") as root, pytest.raises(OSError, match="Input/output error"):

@@ -49,7 +49,6 @@ def ended(command: list[object], number: signal.Signals, after: Callable[[], boo
 # -- readers
 
 
-@pytest.mark.promise("S46")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_reader_of_a_silent_server_is_interrupted(number: signal.Signals, faulty: Faulty, tmp_path: Path) -> None:
     """cat ends immediately. Another reader that waits for the same bytes gets them, and no request stays in flight."""
@@ -64,7 +63,6 @@ def test_a_reader_of_a_silent_server_is_interrupted(number: signal.Signals, faul
         wait_for(lambda: not counters_of(root)["remote"]["in_flight"])
 
 
-@pytest.mark.promise("S46")
 def test_a_read_with_o_direct_ends_with_its_timeout(faulty: Faulty, tmp_path: Path) -> None:
     """No signal interrupts such a read, not even SIGKILL; read_timeout ends it."""
     url = faulty.put("/direct", bytes(200_000), forever="slow")
@@ -98,7 +96,6 @@ def suspended(tmp_path: Path) -> Iterator[tuple[Path, int]]:
     wait_for(lambda: not alive(pid))
 
 
-@pytest.mark.promise("S46")
 def test_readers_of_a_suspended_daemon_are_interrupted(suspended: tuple[Path, int]) -> None:
     root, pid = suspended
     for command in (["cat", root / "a"], ["ls", root], ["stat", root / "b"], ["df", root]):
@@ -109,7 +106,6 @@ def test_readers_of_a_suspended_daemon_are_interrupted(suspended: tuple[Path, in
     assert (root / "a").read_text() == "here"
 
 
-@pytest.mark.promise("S46")
 def test_commands_do_not_wait_forever_for_a_suspended_daemon(suspended: tuple[Path, int]) -> None:
     root, _ = suspended
     commands = [["stats", root], ["mount", root.parent / "refs.json", root]]
@@ -120,7 +116,6 @@ def test_commands_do_not_wait_forever_for_a_suspended_daemon(suspended: tuple[Pa
     assert "already a mount point" in told[1]
 
 
-@pytest.mark.promise("S46")
 @pytest.mark.parametrize("command", [[PROGRAM, "umount"], [PROGRAM, "umount", "--lazy"], ["fusermount3", "-u"]])
 def test_a_suspended_daemon_is_unmounted(command: list[str], suspended: tuple[Path, int]) -> None:
     """The suspended process remains; it ends when it is resumed."""
@@ -133,7 +128,6 @@ def test_a_suspended_daemon_is_unmounted(command: list[str], suspended: tuple[Pa
 # -- daemons that are killed
 
 
-@pytest.mark.promise("S46")
 @pytest.mark.parametrize("command", [[PROGRAM, "umount"], [PROGRAM, "umount", "--lazy"], ["fusermount3", "-u"]])
 def test_a_killed_daemon_is_cleaned_away(command: list[str], tmp_path: Path) -> None:
     """Its mount can be unmounted, and nothing stays in /dev/shm."""
@@ -187,17 +181,16 @@ def bomb(tmp_path: Path) -> Path:
     return store
 
 
-@pytest.mark.promise("S46")
 def test_a_daemon_that_may_not_have_the_memory(bomb: Path, tmp_path: Path) -> None:
     """With a low RLIMIT_AS, the read gets EIO, the log says why, and the mount keeps serving."""
     root = tmp_path / "mnt"
     root.mkdir()
     command = ["prlimit", f"--as={400 * MIB}", PROGRAM, "mount", bomb, root]
-    subprocess.run([*command, "-o", f"view=arrays,arrays=raw,log_file={root}.log"], check=True, timeout=60)
+    subprocess.run([*command, "-o", f"view=arrays,log_file={root}.log"], check=True, timeout=60)
     try:
-        assert error_of((root / "x.bin").open("rb").read, 100) == errno.EIO
+        assert error_of((root / "x.npy").open("rb").read, 1000) == errno.EIO
         assert "no memory for" in log_of(root)
-        assert json.loads((root / "x.json").read_text())["shape"] == [SIZE]
+        assert json.loads((root / "x.json").read_text()) == {}
     finally:
         assert run("umount", root).returncode == 0
 
@@ -225,7 +218,6 @@ def _new_cgroup(directory: str) -> Path | None:
     return None
 
 
-@pytest.mark.promise("S46")
 def test_a_daemon_that_the_kernel_kills_for_memory(cgroup: Path, faulty: Faulty, tmp_path: Path) -> None:
     """Readers get errors, and `zarrfs umount` unmounts the dead mount."""
     url = faulty.put("/large", bytes(200 * MIB))
@@ -250,7 +242,6 @@ def test_a_daemon_that_the_kernel_kills_for_memory(cgroup: Path, faulty: Faulty,
     assert not mount_lines(root)
 
 
-@pytest.mark.promise("S14")
 def test_a_document_that_no_memory_holds(tmp_path: Path) -> None:
     """The child process that prepares the document runs out of memory; zarrfs prints one line and mounts nothing."""
     text = ",".join(f'"k{number}": "{number:020}"' for number in range(2000))

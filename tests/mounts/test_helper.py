@@ -51,7 +51,6 @@ def mount(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedPr
 
 
 @pytest.mark.parametrize("fstype", ["zarrfs", "fuse.zarrfs"])
-@pytest.mark.promise("S14")
 def test_both_types_can_be_mounted_and_unmounted(fstype: str, mnt: Path) -> None:
     done = mount("-t", fstype, STORE, mnt, "-o", "ro,noatime,x-systemd.automount,_netdev,attr_timeout=5s")
     assert done.returncode == 0, done.stderr

@@ -102,8 +102,6 @@ def part(number: int) -> slice:
     return slice(number * CHUNK, (number + 1) * CHUNK)
 
 
-@pytest.mark.promise("S51")
-@pytest.mark.promise("S52")
 @pytest.mark.parametrize("view", ["raw", "v2", "arrays"])
 @pytest.mark.parametrize("name", CASES)
 def test_allowed_links_to_chunks_are_followed_and_other_entries_are_errors(
@@ -173,7 +171,6 @@ def read_flat(path: Path, bad: bool) -> None:
         assert caught.value.errno == errno.EIO
 
 
-@pytest.mark.promise("S52")
 def test_a_fifo_is_never_opened(tmp_path: Path) -> None:
     """Opening the FIFO would unblock a writer that waits for a reader."""
     store = store_of(tmp_path, 2)
@@ -191,7 +188,6 @@ def test_a_fifo_is_never_opened(tmp_path: Path) -> None:
     os.close(os.open(store / "x/1", os.O_RDONLY | os.O_NONBLOCK))
 
 
-@pytest.mark.promise("S51")
 def test_links_are_kept_in_plain_directories(tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.mkdir()
@@ -200,7 +196,6 @@ def test_links_are_kept_in_plain_directories(tmp_path: Path) -> None:
         assert os.readlink(mnt / "a") == "b"
 
 
-@pytest.mark.promise("S51")
 def test_links_of_a_lower_directory_are_kept_unless_they_lead_out(tmp_path: Path) -> None:
     """A link that leads out of the source is EIO, or with allow_path= the file that it leads to."""
     store = store_of(tmp_path, 2)
@@ -226,7 +221,6 @@ def test_links_of_a_lower_directory_are_kept_unless_they_lead_out(tmp_path: Path
         assert (tmp_path / "annex/object").read_bytes()[:8] != b"changed!"
 
 
-@pytest.mark.promise("S51")
 def test_links_to_directories_are_followed_if_allowed(tmp_path: Path) -> None:
     """The links lead to an allowed array, to a directory that is not allowed, to nothing, and to their own parent."""
     store, elsewhere = store_of(tmp_path, 2), tmp_path / "elsewhere"
@@ -256,7 +250,6 @@ def test_links_to_directories_are_followed_if_allowed(tmp_path: Path) -> None:
     assert (about["links_out"], about["links_allowed"]) == (3, 1)
 
 
-@pytest.mark.promise("S53")
 def test_no_race_leads_out(tmp_path: Path) -> None:
     """A link switches all the time between an allowed file and another one, of which no byte may ever be read."""
     store = store_of(tmp_path, 2)
@@ -288,7 +281,6 @@ def test_no_race_leads_out(tmp_path: Path) -> None:
     assert right
 
 
-@pytest.mark.promise("S51")
 def test_a_link_into_its_own_mount_is_an_error(tmp_path: Path) -> None:
     """Otherwise a lookup would wait for itself, and never end."""
     store = store_of(tmp_path, 2)

@@ -9,14 +9,11 @@ import random
 import threading
 from pathlib import Path
 
-import pytest
-
 from tests.mounts.mounting import mounted
 
 FILES, SIZE = 1500, 5000
 
 
-@pytest.mark.promise("S8")
 def test_a_listing_does_not_shorten_files_being_read(tmp_path: Path) -> None:
     """A listing that was read ahead has no sizes; it must not replace those that a stat has found meanwhile."""
     (tmp_path / "data").mkdir()

@@ -32,7 +32,6 @@ def replace(path: Path, data: bytes, keep_time: bool = False) -> None:
     beside.rename(path)
 
 
-@pytest.mark.promise("S21")
 def test_an_open_file_stays_one_version(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path / "mnt", "attr_timeout=0") as root:
         old = os.open(root / "chunk", os.O_RDONLY)
@@ -47,7 +46,6 @@ def test_an_open_file_stays_one_version(source: Path, tmp_path: Path) -> None:
         assert not (root / "chunk").exists()
 
 
-@pytest.mark.promise("S21")
 def test_opening_a_replaced_file_shows_it_despite_the_kernels_cache(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path / "mnt", "attr_timeout=60s") as root:
         old = os.open(root / "chunk", os.O_RDONLY)
@@ -61,7 +59,6 @@ def test_opening_a_replaced_file_shows_it_despite_the_kernels_cache(source: Path
         os.close(new)
 
 
-@pytest.mark.promise("S21")
 @pytest.mark.parametrize("keep_time", [False, True])
 def test_a_replaced_file_is_seen_after_a_second(source: Path, tmp_path: Path, keep_time: bool) -> None:
     with mounted(source, tmp_path / "mnt") as root:
@@ -71,7 +68,6 @@ def test_a_replaced_file_is_seen_after_a_second(source: Path, tmp_path: Path, ke
         assert (root / "chunk").read_bytes() == b"B" * SIZE
 
 
-@pytest.mark.promise("S21")
 def test_a_file_rewritten_in_place_is_seen(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path / "mnt", "attr_timeout=0") as root:
         assert (root / "chunk").read_bytes() == b"A" * SIZE

@@ -59,7 +59,6 @@ def read(path: Path) -> int | None:
 # -- one line with all facts
 
 
-@pytest.mark.promise("S47")
 def test_a_failure_is_one_line_with_its_facts(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
     values = cut(publish(nginx.plain.root, "logged.bin", 100_000), "a", 8000, gap=0)
     url = f"{proxy.url}/logged.bin"
@@ -110,7 +109,6 @@ def test_a_name_cannot_forge_a_line_of_the_log(tmp_path: Path) -> None:
 # -- many failures, few lines
 
 
-@pytest.mark.promise("S47")
 def test_thousands_of_failures_stay_few_lines(tmp_path: Path) -> None:
     """Many chunks fail, and one chunk fails many times; the numbers in the log include every failure."""
     began = time.monotonic()

@@ -117,7 +117,6 @@ def source_of(machine: Machine, place: str) -> list[str]:
     return [os.fsdecode(each[-2]) for each in fields if len(each) > 4 and each[4] == os.fsencode(place)]
 
 
-@pytest.mark.promise("S49")
 @pytest.mark.parametrize(("name", "kind", "locale", "way"), list(cases()))
 def test_any_name_can_be_mounted(
     machine: Machine, server: str, name: str, kind: str, locale: str, way: str

@@ -64,7 +64,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def file(source: Path) -> Iterator[Path]:
     """Mount the source with view=netcdf; yield the path of its NetCDF file."""
-    with mounted(source, source.parent / "mnt", "view=netcdf", f"index_dir={source.parent}/index") as mountpoint:
+    with mounted(source, source.parent / "mnt", "view=netcdf") as mountpoint:
         assert os.listdir(mountpoint) == ["forecast.nc"]
         yield mountpoint / "forecast.nc"
 

@@ -71,7 +71,6 @@ def may(mode: int, uid: int, gid: int, user: int, groups: set[int], bit: int) ->
         (("umask=055",), ~0o055, ~0o055),
     ],
 )
-@pytest.mark.promise("S41")
 def test_permissions_decide_which_user_may_read(
     options: tuple[str, ...], files: int, directories: int, machine: Machine, mount: Mount
 ) -> None:
@@ -108,7 +107,6 @@ def euid(machine: Machine, path: str) -> str:
     return "ann" if "(ann)" in done.stdout else done.stderr
 
 
-@pytest.mark.promise("S40")
 def test_set_user_id_bits_never_take_effect(machine: Machine, mount: Mount) -> None:
     """ann executes a copy of `id` that is owned by root and has the set-user-ID bit."""
     machine.root("cp /usr/bin/id /srv/id && chmod 6755 /srv/id")
@@ -134,7 +132,6 @@ def test_set_user_id_bits_never_take_effect(machine: Machine, mount: Mount) -> N
     assert mode_of(machine, f"{MNT}/shared") == 0o2775
 
 
-@pytest.mark.promise("S40")
 def test_set_user_id_is_not_written(machine: Machine) -> None:
     """Set-group-ID directories are kept."""
     for number, (command, expected) in enumerate((
@@ -156,7 +153,6 @@ def test_set_user_id_is_not_written(machine: Machine) -> None:
         machine.root(f"umount {MNT}")
 
 
-@pytest.mark.promise("S41")
 def test_masks_of_a_writable_mount(machine: Machine, mount: Mount) -> None:
     """The mask changes the modes that the mount reports, not those in the upper directory."""
     mount("allow_other", f"upperdir={UP}", "umask=077")

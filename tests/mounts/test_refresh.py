@@ -42,7 +42,6 @@ def indexes_of(pid: int) -> list[str]:
     return [path for path in links if ".index" in path]
 
 
-@pytest.mark.promise("S35")
 def test_many_readers_during_refreshes_read_whole_versions(tmp_path: Path) -> None:
     """Every open file has the bytes of one version, no older than the last refresh completed before it was opened."""
     document, names = tmp_path / "set.json", [f"f{index}" for index in range(10)]
@@ -92,7 +91,6 @@ def test_many_readers_during_refreshes_read_whole_versions(tmp_path: Path) -> No
     assert min(reads) > 0
 
 
-@pytest.mark.promise("S36")
 def test_a_broken_document_changes_nothing(tmp_path: Path) -> None:
     document = tmp_path / "set.json"
     write_set(document, {"a": b"old"})
@@ -110,7 +108,6 @@ def test_a_broken_document_changes_nothing(tmp_path: Path) -> None:
         until(lambda: (root / "a").read_bytes() == b"newer")
 
 
-@pytest.mark.promise("S36")
 def test_a_refresh_of_an_unchanged_document_keeps_its_inodes(tmp_path: Path) -> None:
     document = tmp_path / "set.json"
     write_set(document, {"a": b"same"})
@@ -126,7 +123,6 @@ def test_a_refresh_of_an_unchanged_document_keeps_its_inodes(tmp_path: Path) -> 
         os.close(held)
 
 
-@pytest.mark.promise("S35")
 def test_a_refresh_updates_an_archive(tmp_path: Path) -> None:
     document = tmp_path / "archive.json"
 
@@ -146,7 +142,6 @@ def test_a_refresh_updates_an_archive(tmp_path: Path) -> None:
         assert (root / "d/e").read_bytes() == b"below"
 
 
-@pytest.mark.promise("S35")
 def test_a_refresh_updates_a_set_in_the_parquet_layout(tmp_path: Path) -> None:
     def put(name: str, value: bytes) -> None:
         metadata = {".zgroup": {"zarr_format": 2}, "x/.zarray": zarray([4], [2])}
@@ -166,7 +161,6 @@ def test_a_refresh_updates_a_set_in_the_parquet_layout(tmp_path: Path) -> None:
             assert held.read() == b"11"
 
 
-@pytest.mark.promise("S35")
 def test_a_refresh_follows_a_symlink_to_another_directory(tmp_path: Path) -> None:
     for name in ("one", "two"):
         zarr.create_array(str(tmp_path / name), data=np.full(4, len(name) + ord(name[0])), zarr_format=2)
@@ -180,7 +174,6 @@ def test_a_refresh_follows_a_symlink_to_another_directory(tmp_path: Path) -> Non
         assert held.read() == (tmp_path / "one/0").read_bytes()
 
 
-@pytest.mark.promise("S35")
 def test_a_refresh_updates_views(tmp_path: Path) -> None:
     document = tmp_path / "set.json"
 
@@ -197,7 +190,6 @@ def test_a_refresh_updates_views(tmp_path: Path) -> None:
         assert np.load(root / "x.npy").tolist() == [48, 48, 49, 49, 50, 50]
 
 
-@pytest.mark.promise("S37")
 @pytest.mark.parametrize("cached", [False, True])
 def test_a_changed_target_is_an_error_until_the_refresh(cached: bool, faulty: Faulty, tmp_path: Path) -> None:
     document, before, after = tmp_path / "set.json", b"1" * 200_000, b"2" * 200_000
@@ -216,7 +208,6 @@ def test_a_changed_target_is_an_error_until_the_refresh(cached: bool, faulty: Fa
         assert refresh(root) == "unchanged"
 
 
-@pytest.mark.promise("S37")
 def test_a_refresh_revalidates_blocks_on_disk(faulty: Faulty, tmp_path: Path) -> None:
     url, document = faulty.put("/data", b"1" * 300_000), tmp_path / "set.json"
     document.write_text(json.dumps({"version": 1, "refs": {"a": [url, 0, 200_000], "b": [url, 200_000, 100_000]}}))
@@ -271,7 +262,6 @@ def test_no_counter_decreases_with_a_refresh(held: bool, faulty: Faulty, tmp_pat
         assert [(path, value, after.get(path)) for path, value in before.items() if after.get(path, 0) < value] == []
 
 
-@pytest.mark.promise("S37")
 def test_a_refresh_updates_a_store_at_a_url(nginx: Nginx, tmp_path: Path) -> None:
     store = nginx.listing.root / "changing"
     shutil.rmtree(store, ignore_errors=True)
@@ -344,7 +334,6 @@ def test_a_writable_mount_refuses_a_refresh(tmp_path: Path) -> None:
         assert (root / "a").read_bytes() == b"old"
 
 
-@pytest.mark.promise("S38")
 def test_other_users_may_not_refresh_a_mount(tmp_path: Path) -> None:
     document = tmp_path / "set.json"
     write_set(document, {"a": b"old"})

@@ -108,7 +108,6 @@ class Uses:
         os.close(self.keep)
 
 
-@pytest.mark.promise("S35")
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_every_open_handle_keeps_its_version(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)

@@ -35,7 +35,6 @@ def publish_references(root: Path) -> None:
             document.write_text(text)
 
 
-@pytest.mark.promise("S3")
 def test_a_reference_set_with_its_targets_on_a_web_server(nginx: Nginx, tmp_path: Path) -> None:
     publish_references(nginx.plain.root)
     with mounted(f"{nginx.plain.url}/references/combined_v1.json", tmp_path / "mnt") as root:
@@ -76,8 +75,6 @@ def test_a_store_in_a_zip_file(tmp_path: Path) -> None:
         assert check_hierarchy("v2_hier", root) > 10
 
 
-@pytest.mark.promise("S2")
-@pytest.mark.promise("S8")
 @pytest.mark.parametrize("fault", [404, 403, 500, "truncate", "reset", "elsewhere", "short"])
 def test_a_target_that_fails_is_an_error_until_it_recovers(fault: object, faulty: Faulty, tmp_path: Path) -> None:
     value = bytes(range(250)) * 40
@@ -106,7 +103,6 @@ def test_a_target_that_fails_once_is_read(fault: object, faulty: Faulty, tmp_pat
         assert (root / "x").read_bytes() == value[1000:3000]
 
 
-@pytest.mark.promise("S2")
 def test_a_chunk_that_cannot_be_fetched_is_no_fill_value(faulty: Faulty, tmp_path: Path) -> None:
     """zarr-python fills in an absent chunk with the fill value, but must raise for a chunk whose target fails."""
     meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "<i4", "fill_value": 7, "order": "C",

@@ -43,7 +43,6 @@ def settled(root: Path) -> bool:
 @pytest.mark.parametrize(
     "options", ["memory_limit=16MiB,prefetch=256KiB", "memory_limit=8MiB,prefetch=0B"], ids=["ahead", "not ahead"],
 )  # fmt: skip
-@pytest.mark.promise("S2")
 def test_thousands_of_reads_with_faults(options: str, nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
     """Reads are right or EIO, few are EIO, no failure is remembered, and descriptors and threads do not leak."""
     small = cut(publish(nginx.plain.root, "small.bin", 9_000_000), "small", 2000, gap=1000)
@@ -117,7 +116,6 @@ def test_reads_fail_if_the_server_is_down_for_read_timeout(nginx: Nginx, proxy: 
         wait_for(lambda: settled(root))
 
 
-@pytest.mark.promise("S2")
 def test_a_read_that_gets_no_answer_ends_with_its_deadline(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
     """The server sends half of each body and then nothing."""
     values = cut(publish(nginx.plain.root, "mute.bin", 1 << 20), "v", 64 << 10, gap=0)
@@ -179,7 +177,6 @@ def test_killing_a_reader_fails_no_other_reader(
 # -- targets that are replaced or deleted
 
 
-@pytest.mark.promise("S2")
 def test_a_target_that_is_replaced_while_it_is_mounted(nginx: Nginx, tmp_path: Path) -> None:
     name = "replaced.bin"
     old = cut(publish(nginx.plain.root, name, 100_000), "v", 10_000, gap=0)
@@ -193,7 +190,6 @@ def test_a_target_that_is_replaced_while_it_is_mounted(nginx: Nginx, tmp_path: P
         assert read_all(root, whole(new), 1).right == 10
 
 
-@pytest.mark.promise("S2")
 def test_a_target_that_is_deleted_while_it_is_mounted(nginx: Nginx, tmp_path: Path) -> None:
     values = cut(publish(nginx.plain.root, "deleted.bin", 100_000), "v", 10_000, gap=0)
     source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/deleted.bin": values})
@@ -204,7 +200,6 @@ def test_a_target_that_is_deleted_while_it_is_mounted(nginx: Nginx, tmp_path: Pa
         assert (gone.right, gone.failed) == (0, {errno.EIO: 5})
 
 
-@pytest.mark.promise("S8")
 def test_403_means_absent_only_with_missing_status(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
     """S3 answers 403 for an absent key if the client may read the bucket but not list it."""
     shutil.copytree(DATA / "zarr/v3_hier", nginx.plain.root / "v3_403", dirs_exist_ok=True)

@@ -103,7 +103,6 @@ def read_all(root: Path) -> None:
     assert float(array[:].sum(dtype="f8")) == sum(range(CHUNKS * 64))
 
 
-@pytest.mark.promise("S54")
 def test_reading_an_array_takes_one_request_per_value(served: Served, tmp_path: Path) -> None:
     """In both Zarr formats, with and without listings. The requests made by mounting are counted too."""
 

@@ -28,7 +28,6 @@ def document(tmp_path: Path) -> Path:
     return tmp_path / "set.json"
 
 
-@pytest.mark.promise("S39")
 @pytest.mark.parametrize("how", ["umount", "zarrfs", "term"])
 def test_the_daemon_logs_a_report_when_it_ends(how: str, faulty: Faulty, tmp_path: Path) -> None:
     url, document, mountpoint = faulty.put("/data", b"x" * 5000), tmp_path / "set.json", tmp_path / "mnt"
@@ -50,7 +49,6 @@ def test_the_daemon_logs_a_report_when_it_ends(how: str, faulty: Faulty, tmp_pat
     assert re.search(r"[1-9]\d* requests \(\d+ repeated, [1-9]\d* failed\), [1-9]\d* errors", line)
 
 
-@pytest.mark.promise("S39")
 def test_the_report_counts_unsynced_files(document: Path, tmp_path: Path) -> None:
     (tmp_path / "upper").mkdir()
     with mounted(document, tmp_path / "mnt", f"upperdir={tmp_path / 'upper'}") as root:

@@ -34,8 +34,6 @@ def sha256(path: Path) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(REFERENCES))
-@pytest.mark.promise("S3")
-@pytest.mark.promise("S5")
 def test_reference_sets_have_the_recorded_files(name: str, references: Path, tmp_path: Path) -> None:
     expected = REFERENCES[name]
     document = references / f"{name}.json"
@@ -51,7 +49,6 @@ def test_reference_sets_have_the_recorded_files(name: str, references: Path, tmp
 
 
 @pytest.mark.parametrize("name", ["flux-list.json", "flux-dict.json"])
-@pytest.mark.promise("S5")
 def test_archives_have_the_recorded_entries(name: str, tmp_path: Path) -> None:
     with mounted(DATA / "archives" / name, tmp_path / "mnt", f"blobs={DATA / 'archives/blobs'}") as root:
         seen = set()

@@ -96,18 +96,16 @@ def test_a_set_user_id_program_in_an_archive_gives_no_rights(place: Path) -> Non
 
 
 @pytest.mark.parametrize("spoil", [lambda path: path.chmod(0o777), lambda path: os.chown(path, MALLORY, MALLORY)])
-def test_a_directory_of_indexes_where_others_may_exchange_files_is_refused(
-    spoil: Callable[[Path], None], place: Path
+def test_a_directory_of_indexes_where_others_may_exchange_files_is_not_used(
+    spoil: Callable[[Path], None], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise another user could replace an index between its check and its use."""
-    (place / "index").mkdir()
-    spoil(place / "index")
-    (place / "mnt").mkdir()
-    done = run("mount", document(place, {"a": "b"}), place / "mnt", "-o", f"index_dir={place}/index")
-    assert done.returncode != 0
-    assert f"index_dir={place}/index" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert not mount_lines(place / "mnt")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place))
+    (place / "zarrfs/index").mkdir(parents=True)
+    spoil(place / "zarrfs/index")
+    with mounted(document(place, {"a": "b"}), place / "mnt") as root:
+        assert (root / "a").read_text() == "b"
+    assert not list((place / "zarrfs/index").iterdir())
 
 
 def test_links_that_another_user_has_planted_in_a_directory_of_blocks(place: Path) -> None:
@@ -320,13 +318,14 @@ def test_targets_that_are_no_files_do_not_hang(target: str, tmp_path: Path) -> N
 def test_a_user_and_mode_of_what_is_made(tmp_path: Path) -> None:
     """Caches and indexes that zarrfs makes are for their user alone, even with umask 0."""
     (tmp_path / "mnt").mkdir()
-    options = f"index_dir={tmp_path}/index,cache_dir={tmp_path}/blocks,retries=0"
+    options = f"cache_dir={tmp_path}/blocks,retries=0"
     source = document(tmp_path, {"a": ["http://127.0.0.1:9/x", 0, 9]})
-    done = subprocess.run([PROGRAM, "mount", source, tmp_path / "mnt", "-o", options], umask=0, check=False)
+    command, own = [PROGRAM, "mount", source, tmp_path / "mnt", "-o", options], {"XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(command, umask=0, check=False, env={**os.environ, **own})
     assert done.returncode == 0
     error_of((tmp_path / "mnt/a").read_bytes)
     assert run("umount", tmp_path / "mnt").returncode == 0
-    for name in ("index", "blocks"):
+    for name in ("zarrfs/index", "blocks"):
         if (tmp_path / name).exists():
             assert stat.S_IMODE(os.stat(tmp_path / name).st_mode) == 0o700
 

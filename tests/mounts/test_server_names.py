@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import http.server
 import itertools
 import os
@@ -22,44 +24,61 @@ from tests.mounts.test_big_bucket import Bucket, bucket
 __all__ = ["bucket"]
 
 
+class Handler(http.server.SimpleHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *arguments: object) -> None:
+        """Write no log."""
+
+
+@contextlib.contextmanager
+def served(handler: type[Handler], root: Path) -> Iterator[str]:
+    """Serve a directory; yield the URL."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(root))) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+class Express(Handler):
+    """Express with serve-index: its listings do not mark directories, nor show dot files."""
+
+    def list_directory(self, path: Any) -> Any:
+        here = self.path.rstrip("/")
+        names = sorted(name for name in os.listdir(path) if not name.startswith("."))
+        items = "".join(
+            f'<li><a href="{here}/{name}" class="icon" title="{name}"><span class="name">{name}</span></a></li>'
+            for name in names
+        )
+        up = f'<li><a href="{here.rpartition("/")[0] or "/"}" title="..">..</a></li>' if here else ""
+        page = f"<html><head><title>listing directory {here}/</title></head><ul>{up}{items}</ul></html>".encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(page)
+
+
+class Unlisted(Handler):
+    """A server that lists its root alone."""
+
+    def list_directory(self, path: Any) -> Any:
+        if self.path != "/":
+            self.send_error(404)
+            return None
+        return super().list_directory(path)
+
+
 @pytest.fixture(params=[2, 3])
 def express(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """Serve a store as Express does with serve-index: its listings do not mark directories, nor show dot files."""
     root = tmp_path / "root"
     group = zarr.open_group(str(root), mode="w", zarr_format=request.param)
     group.create_array("air", shape=(4, 4), chunks=(2, 2), dtype="i4")[:] = np.arange(16).reshape(4, 4)
     group.create_group("deep").create_array("x", shape=(3,), chunks=(1,), dtype="i4")[:] = [1, 2, 3]
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments, directory=str(root))
-
-        def log_message(self, *arguments: object) -> None:
-            """Write no log."""
-
-        def list_directory(self, path: Any) -> Any:
-            here = self.path.rstrip("/")
-            names = sorted(name for name in os.listdir(path) if not name.startswith("."))
-            items = "".join(
-                f'<li><a href="{here}/{name}" class="icon" title="{name}"><span class="name">{name}</span></a></li>'
-                for name in names
-            )
-            up = f'<li><a href="{here.rpartition("/")[0] or "/"}" title="..">..</a></li>' if here else ""
-            page = f"<html><head><title>listing directory {here}/</title></head><ul>{up}{items}</ul></html>".encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html; charset=utf-8")
-            self.send_header("Content-Length", str(len(page)))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(page)
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", root
-        server.shutdown()
+    with served(Express, root) as url:
+        yield url, root
 
 
 def below(root: Path) -> set[str]:
@@ -69,7 +88,6 @@ def below(root: Path) -> set[str]:
     return set(found.stdout.split())
 
 
-@pytest.mark.promise("S54")
 def test_directories_that_a_listing_does_not_mark_are_directories(express: tuple[str, Path], tmp_path: Path) -> None:
     url, root = express
     with mounted(url, tmp_path / "mnt", "retries=0") as mount:
@@ -83,7 +101,6 @@ def test_directories_that_a_listing_does_not_mark_are_directories(express: tuple
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.promise("S54")
 @pytest.mark.parametrize("ttl", ["0s", "1s"])
 def test_a_listing_that_takes_longer_than_metadata_ttl_ends(bucket: Bucket, ttl: str, tmp_path: Path) -> None:
     """The bucket takes a little over 1 ms a name."""
@@ -93,32 +110,13 @@ def test_a_listing_that_takes_longer_than_metadata_ttl_ends(bucket: Bucket, ttl:
         assert len(below(mount)) == 15**3
 
 
-@pytest.mark.promise("S54")
 def test_a_directory_without_a_listing_is_an_error_and_not_skipped(tmp_path: Path) -> None:
     """The server answers 404 to requests for the listing of a directory that the listing above it shows."""
     root = tmp_path / "root"
     group = zarr.open_group(str(root), mode="w", zarr_format=2)
     group.create_group("deep").create_array("x", shape=(3,), chunks=(1,), dtype="i4")[:] = [1, 2, 3]
 
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments, directory=str(root))
-
-        def log_message(self, *arguments: object) -> None:
-            """Write no log."""
-
-        def list_directory(self, path: Any) -> Any:
-            if self.path != "/":
-                self.send_error(404)
-                return None
-            return super().list_directory(path)
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
+    with served(Unlisted, root) as url:
         with mounted(url, tmp_path / "mnt", "retries=0") as mount:
             assert "deep" in os.listdir(mount)
             done = subprocess.run(["find", "."], cwd=mount, capture_output=True, timeout=60, check=False)
@@ -126,4 +124,3 @@ def test_a_directory_without_a_listing_is_an_error_and_not_skipped(tmp_path: Pat
             assert (mount / "deep/x/0").read_bytes()
         done = run("check", url, "-o", "retries=0")
         assert done.returncode == 1, done.stdout
-        server.shutdown()

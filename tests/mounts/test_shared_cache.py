@@ -81,7 +81,6 @@ def test_blocks_of_one_mount_are_read_from_disk_by_the_next(
     assert proxy.counts["GET"] == 0, "blocks on disk were fetched again"
 
 
-@pytest.mark.promise("S2")
 def test_a_target_that_was_replaced_between_mounts_is_read_anew(nginx: Nginx, tmp_path: Path) -> None:
     values = cut(publish(nginx.plain.root, "mutable.bin", 1 << 20), "v", 10_000, gap=0)
     source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/mutable.bin": values})
@@ -156,7 +155,6 @@ def mount_and_kill(source: Path, mountpoint: Path, options: str, values: list[Va
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.promise("S2")
 def test_daemons_killed_while_they_write_blocks_leave_whole_blocks(nginx: Nginx, tmp_path: Path) -> None:
     """Kill a dozen daemons in turn: each finds the blocks of those before complete or not at all."""
     values = cut(publish(nginx.plain.root, "kills.bin", 24 << 20), "v", 100_000, gap=50_000)

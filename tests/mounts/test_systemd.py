@@ -167,7 +167,6 @@ def test_an_automount_line_of_fstab_is_mounted_at_first_access(machine: Booted) 
     assert "/mnt/looked" not in machine.mounts()
 
 
-@pytest.mark.promise("S49")
 def test_names_beyond_ascii(machine: Booted) -> None:
     """Sources and mount points of a service and of an automount line of fstab."""
     name = "Größe, 数据 (e\u0301)"

@@ -57,7 +57,7 @@ def test_a_set_from_the_network(nginx: Nginx, faulty: Faulty, tmp_path: Path) ->
     with mounted(url, tmp_path / "mnt", "allow=file,allow=private") as root:
         for name in ("own", "file", "url", "web"):
             assert (root / name).read_bytes() == VALUE[10:20]
-    assert run("check", url, "--allow", "file,private").returncode == 0
+    assert run("check", url, "-o", "allow=file,private").returncode == 0
 
 
 def test_a_set_from_a_private_server_reads_targets_on_that_server(nginx: Nginx, tmp_path: Path) -> None:

@@ -68,7 +68,6 @@ def page_for_all(request: pytest.FixtureRequest, store: str, nginx: Nginx) -> It
         server.shutdown()
 
 
-@pytest.mark.promise("S54")
 def test_a_server_with_a_page_for_every_name(page_for_all: str, nginx: Nginx, tmp_path: Path) -> None:
     """The page is not taken for a value, a directory or a missing chunk: reading it is EIO, not the fill value."""
     done = run("ls", page_for_all)

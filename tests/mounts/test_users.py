@@ -53,7 +53,6 @@ def mount(machine: Machine, *more: object, **variables: str | None) -> tuple[int
     return status, err
 
 
-@pytest.mark.promise("S42")
 def test_a_user_mounts_reads_and_unmounts(machine: Machine) -> None:
     assert mount(machine) == (0, "")
     assert machine.mounts() == [f"{HOME}/mnt"]
@@ -82,7 +81,6 @@ def test_umount_below_unmounts_only_the_mounts_of_its_user(machine: Machine) -> 
     assert machine.run("chmod", "755", f"{HOME}/mnt").returncode == 0
 
 
-@pytest.mark.promise("S38")
 def test_root_refreshes_the_mount_of_a_user_as_that_user(machine: Machine) -> None:
     assert mount(machine) == (0, "")
     for command in (["refresh"], ["stats"]):
@@ -97,7 +95,6 @@ def test_root_refreshes_the_mount_of_a_user_as_that_user(machine: Machine) -> No
     assert eventually(lambda: "refreshed in" in machine.root(f"cat {HOME}/log", check=False))
 
 
-@pytest.mark.promise("S42")
 def test_other_users_and_root_may_not_read_a_mount(machine: Machine) -> None:
     machine.root(f"chmod 711 {HOME}")
     assert mount(machine) == (0, "")
@@ -117,7 +114,6 @@ def test_other_users_and_root_may_not_read_a_mount(machine: Machine) -> None:
     machine.root(f"chmod 700 {HOME}")
 
 
-@pytest.mark.promise("S42")
 @pytest.mark.parametrize(
     ("text", "permitted"),
     [(None, False), (DEFAULT, False), ("user_allow_other = 1\n", False), ("user_allow_other\n", True)],
@@ -148,7 +144,6 @@ def test_allow_other_and_allow_root_decide_who_may_read(machine: Machine) -> Non
     machine.root(f"chmod 700 {HOME}")
 
 
-@pytest.mark.promise("S42")
 def test_a_machine_that_does_not_allow_mounts_is_explained(machine: Machine) -> None:
     """Each cause is one line on standard error, and nothing is mounted."""
     def refused(*words: str, prefix: str = "", command: str = "") -> None:

@@ -130,7 +130,6 @@ def test_a_fill_value_that_v2_does_not_have_is_left_out(tmp_path: Path) -> None:
         assert f"{ODD}, a NaN with a sign or bits of its own" in reasons["odd"]
 
 
-@pytest.mark.promise("S34")
 def test_nodes_left_out_of_a_view_are_in_an_attribute(tmp_path: Path) -> None:
     with mounted(with_odd(tmp_path), tmp_path / "mnt", "view=v2") as mountpoint:
         with warnings.catch_warnings(record=True) as told:
@@ -174,7 +173,6 @@ def test_a_view_is_writable_only_with_an_upper_directory(tmp_path: Path) -> None
     assert {path: path.stat().st_mtime_ns for path in (ROOT / "v2_hier").rglob("*")} == before
 
 
-@pytest.mark.promise("S34")
 def test_a_bad_document_is_eio_and_the_rest_is_read(tmp_path: Path) -> None:
     store = shutil.copytree(ROOT / "v2_hier", tmp_path / "store")
     (store / "raw/.zarray").write_text('{"zarr_format": 2, "shape": [-1]}')
@@ -186,7 +184,6 @@ def test_a_bad_document_is_eio_and_the_rest_is_read(tmp_path: Path) -> None:
     assert "raw/zarr.json" in log_of(mountpoint)
 
 
-@pytest.mark.promise("S33")
 def test_changes_of_the_source_are_seen_and_chunks_keep_their_identity(tmp_path: Path) -> None:
     store = shutil.copytree(ROOT / "v0_int32_01", tmp_path / "store")
     with mounted(store, tmp_path / "mnt", "view=v3", "attr_timeout=0") as mountpoint:

@@ -88,7 +88,6 @@ def as_user(program: str, uid: int = 1234) -> None:
 # -- files
 
 
-@pytest.mark.promise("S24")
 def test_a_reader_sees_what_is_written_after_it_opened(root: Path) -> None:
     reader = os.open(root / "v/a/0", os.O_RDONLY)
     assert os.pread(reader, 10, 0) == b"zero"
@@ -118,7 +117,6 @@ def test_an_open_file_of_a_lower_directory_shows_later_writes(tmp_path: Path) ->
         assert reader.read() == b"changed"
 
 
-@pytest.mark.promise("S22")
 def test_unlinked_and_replaced_files_stay_usable_while_open(root: Path) -> None:
     new = os.open(root / "new", os.O_RDWR | os.O_CREAT, 0o644)
     old = os.open(root / "v/a/1", os.O_RDONLY)
@@ -207,7 +205,6 @@ def test_no_line_is_lost_when_threads_append(root: Path) -> None:
 # -- attributes
 
 
-@pytest.mark.promise("S28")
 def test_new_files_belong_to_the_user_who_creates_them(root: Path) -> None:
     work = root / "work"
     work.mkdir()
@@ -227,7 +224,6 @@ def test_new_files_belong_to_the_user_who_creates_them(root: Path) -> None:
     as_user(f"os.chdir({str(root / 'v')!r})\n{denied}")
 
 
-@pytest.mark.promise("S28")
 def test_a_write_clears_the_set_uid_bit(root: Path) -> None:
     truncating = "os.open(path, os.O_WRONLY | os.O_TRUNC)"
     for name, call in (("w", "os.write(f, b'x')"), ("t", "os.ftruncate(f, 0)"), ("o", truncating)):
@@ -373,7 +369,6 @@ def test_changes_in_a_mounted_directory_itself_are_seen(tmp_path: Path) -> None:
         assert code_of(os.stat, root / "c") == errno.ENOENT
 
 
-@pytest.mark.promise("S21")
 @pytest.mark.parametrize("kind", ["directory", "link"])
 def test_an_open_file_stays_readable_when_the_source_replaces_it(kind: str, tmp_path: Path) -> None:
     for name in ("src", "upper"):
@@ -414,7 +409,6 @@ def test_a_name_that_returns_in_a_mounted_directory_is_found(tmp_path: Path) -> 
 # -- upper directories
 
 
-@pytest.mark.promise("S27")
 def test_a_lower_directory_is_copied_not_renamed(over: tuple[Path, Path]) -> None:
     root, upper = over
     assert code_of(os.rename, root / "v", root / "w") == errno.EXDEV
@@ -438,7 +432,6 @@ def test_the_upper_directory_stores_changes_and_whiteouts(over: tuple[Path, Path
     assert sorted(os.listdir(upper / "v")) == [".wh.a"]
 
 
-@pytest.mark.promise("S24")
 def test_an_open_that_truncates_does_not_copy_the_file(tmp_path: Path) -> None:
     source, upper = tmp_path / "refs.json", tmp_path / "upper"
     source.write_text(json.dumps({"gone": ["/nowhere/at/all", 0, 1000], "kept": "kept"}))

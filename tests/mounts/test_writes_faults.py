@@ -98,7 +98,6 @@ def fill(path: Path) -> bytes:
     raise AssertionError("the disk is never full")
 
 
-@pytest.mark.promise("S30")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
 def test_a_full_disk_is_enospc_and_loses_no_synced_bytes(small_disk: Path, tmp_path: Path) -> None:
     source, options = sample(tmp_path), upper(small_disk)
@@ -122,7 +121,6 @@ def test_a_full_disk_is_enospc_and_loses_no_synced_bytes(small_disk: Path, tmp_p
         assert (root / "d/large").read_bytes() == large
 
 
-@pytest.mark.promise("S30")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
 def test_a_change_without_a_free_inode_is_enospc_and_changes_nothing(small_disk: Path, tmp_path: Path) -> None:
     source, options = sample(tmp_path), upper(small_disk)
@@ -192,7 +190,6 @@ def test_after_the_upper_directory_vanishes_the_source_is_readable(tmp_path: Pat
 # -- kill -9
 
 
-@pytest.mark.promise("S25")
 @pytest.mark.timeout(300)
 def test_fsynced_writes_survive_a_killed_daemon(tmp_path: Path) -> None:
     """A writer appends records and replaces a file by rename; nothing that was confirmed before the kill is lost."""
@@ -249,7 +246,6 @@ def write_until_it_fails(root: Path, synced: int, progress: dict[str, int]) -> i
     return synced
 
 
-@pytest.mark.promise("S24")
 @pytest.mark.timeout(300)
 def test_an_interrupted_copy_up_leaves_the_source_file(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
     """The server stops in the middle of a response; then the daemon is killed."""
@@ -281,7 +277,6 @@ def test_an_interrupted_copy_up_leaves_the_source_file(nginx: Nginx, proxy: Faul
     assert (tmp_path / "upper/d/x").read_bytes() == b"new" + data[3:]
 
 
-@pytest.mark.promise("S24")
 @pytest.mark.timeout(300)
 def test_a_copied_up_local_file_is_complete_or_absent_after_a_kill(tmp_path: Path) -> None:
     source, options, root = sample(tmp_path, 24 << 20), upper(tmp_path), tmp_path / "mnt"

@@ -354,7 +354,6 @@ class OwnUpper(Machine):
         return set()
 
 
-@pytest.mark.promise("S22")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("write_source", [write_references, write_archive], ids=["references", "archive"])
 def test_a_merged_tree_behaves_like_a_plain_directory(write_source: Callable[[Path], Path], tmp_path: Path) -> None:
@@ -366,7 +365,6 @@ def test_a_merged_tree_behaves_like_a_plain_directory(write_source: Callable[[Pa
     run_machine(Merged, tmp_path / "original", source=source)
 
 
-@pytest.mark.promise("S22")
 @pytest.mark.timeout(600)
 def test_a_directory_mounted_rw_behaves_like_a_plain_directory(tmp_path: Path) -> None:
     with mounted(write_archive(tmp_path), tmp_path / "mnt") as root:

@@ -50,7 +50,6 @@ def contents(directory: Path) -> dict[str, tuple[object, ...]]:
 # -- readers and writers
 
 
-@pytest.mark.promise("S26")
 @pytest.mark.parametrize("own", [False, True], ids=["upperdir", "rw"])
 def test_one_mount_writes_at_a_time(own: bool, tmp_path: Path) -> None:
     source, options = sample(tmp_path), upper(tmp_path)
@@ -73,7 +72,6 @@ def test_one_mount_writes_at_a_time(own: bool, tmp_path: Path) -> None:
         assert (root / "new").read_text() == "newer"
 
 
-@pytest.mark.promise("S26")
 def test_readers_share_an_upper(tmp_path: Path) -> None:
     """Readers do not share an upper directory with a writer, because the kernel caches names and bytes for them."""
     source, options = sample(tmp_path), upper(tmp_path)
@@ -190,7 +188,6 @@ def test_rw_without_an_upper_does_not_make_a_reference_set_writable(tmp_path: Pa
 RESERVED = (".wh.x", ".wh.", ".wh..wh..opq", ".zarrfs-upper", ".zarrfs-staging")
 
 
-@pytest.mark.promise("S29")
 def test_reserved_names_cannot_be_created(tmp_path: Path) -> None:
     with mounted(sample(tmp_path), tmp_path / "mnt", upper(tmp_path)) as root:
         (root / "d/own").write_text("own")
@@ -254,7 +251,6 @@ def changes_in(directory: int, own: Path) -> list[Callable[[], object]]:
     ]
 
 
-@pytest.mark.promise("S31")
 def test_a_directory_is_replaced_by_a_link_under_the_mount(tmp_path: Path) -> None:
     """The kernel still has the entry cached as a directory, and requests changes in it."""
     source, outside = attacked(tmp_path)
@@ -273,7 +269,6 @@ def test_a_directory_is_replaced_by_a_link_under_the_mount(tmp_path: Path) -> No
         assert (root / "e/y").read_text() == "y"
 
 
-@pytest.mark.promise("S31")
 def test_a_file_is_replaced_by_a_link_under_the_mount(tmp_path: Path) -> None:
     source, outside = attacked(tmp_path)
     with mounted(source, tmp_path / "mnt", upper(tmp_path), "attr_timeout=100s") as root:
@@ -296,7 +291,6 @@ def test_a_file_is_replaced_by_a_link_under_the_mount(tmp_path: Path) -> None:
             assert contents(outside) == before, name
 
 
-@pytest.mark.promise("S31")
 @pytest.mark.parametrize("name", [".zarrfs-staging", "d/.wh.small", "d/.wh..wh..opq", "d/.wh.sub"])
 def test_links_with_the_names_of_zarrfs_files_are_not_followed(name: str, tmp_path: Path) -> None:
     source, outside = attacked(tmp_path)
@@ -340,7 +334,6 @@ def test_a_record_file_that_is_a_link_is_refused(tmp_path: Path) -> None:
 # -- the source
 
 
-@pytest.mark.promise("S23")
 def test_the_source_is_never_touched(tmp_path: Path) -> None:
     shutil.copytree(DATA / "zarr/v2_hier", tmp_path / "source", symlinks=True)
     (tmp_path / "source/link").symlink_to(".zgroup")

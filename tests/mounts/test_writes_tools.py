@@ -241,7 +241,6 @@ def test_h5py_appends_to_a_file_of_the_source(place: Place) -> None:
         np.testing.assert_array_equal(new["x"][...], np.arange(1000))
 
 
-@pytest.mark.promise("S32")
 @pytest.mark.parametrize("name", ["d/sub/large", "new"])
 def test_a_shared_mapping_agrees_with_reads_and_writes(name: str, place: Place) -> None:
     with place.mounted() as root:
@@ -273,7 +272,6 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.promise("S32")
 @pytest.mark.parametrize("kind", ["flock", "lockf"])
 def test_a_lock_excludes_other_processes(kind: str, shared: Path) -> None:
     lock: Callable[..., None] = getattr(fcntl, kind)

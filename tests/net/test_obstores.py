@@ -16,6 +16,7 @@ import pytest
 import trio
 
 from tests.servers import GCS, S3, Azure, Faulty, Sftp, SignedS3
+from zarrfs.config.keywords import as_items
 from zarrfs.config.options import parse
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.net.http import HttpSystem
@@ -56,7 +57,7 @@ def fetch(options: list[str], url: str, start: int, stop: int, client: str = "ob
 
 
 def told(family: str, options: dict[str, object]) -> list[str]:
-    return [f"storage_options={json.dumps({family: options})}"]
+    return as_items({family: options})
 
 
 def names(options: list[str], url: str, client: str = "obstore") -> tuple[str, str, str]:
@@ -410,6 +411,7 @@ def test_sftp_values_are_read(sftp: Sftp) -> None:
 
 _SCRIPT = """
 import json, sys, trio
+from zarrfs.config.keywords import as_items
 from zarrfs.config.options import parse
 from zarrfs.store.remotefiles import RemoteFiles
 

@@ -50,7 +50,7 @@ def target(tmp_path: Path) -> str:
 def test_sets_written_by_kerchunk(
     name: str, threshold: int, record_size: int, references: Path, tmp_path: Path
 ) -> None:
-    """fsspec reads the same keys and bytes; missing_records=error adds keys of absent record files, as errors."""
+    """fsspec reads the same keys and bytes."""
     document = json.loads((references / f"{name}.json").read_text())
     refs = document.get("refs", document)
     root = str(tmp_path / "set")
@@ -60,10 +60,6 @@ def test_sets_written_by_kerchunk(
     assert found.keys() == {*refs, ".zmetadata"}
     for key, value in found.items():
         assert value == theirs.cat_file(key), key
-    strict = tree_of(root, missing_records="error")
-    lost = {key for key, value in strict.items() if isinstance(value, str)}
-    assert strict.keys() - lost == found.keys()
-    assert all("refs." in str(strict[key]) for key in lost)
 
 
 @pytest.mark.parametrize("engine", ["fastparquet", "pyarrow"])
@@ -324,21 +320,14 @@ def test_a_huge_grid_is_listed_as_a_stream(tmp_path: Path) -> None:
     last = count * 3 - 1
     write_record(root / f"a/refs.{last // 1000}.parq", columns([b"x"] * 1000, 1000))
 
-    async def check(store: ParquetStore) -> None:
-        names = [info.name async for info in _first(store.list_dir("a"), 3001)]
-        assert names[:4] == [".zarray", "0.0", "0.1", "0.2"]
-        assert names[-1] == "999.2"
+    async def sparse(store: ParquetStore) -> None:
+        names = [info.name for info in await listed(store, "a")]
+        assert (names[0], names[1], names[-1]) == (".zarray", f"{count - 334}.2", f"{count - 1}.2")
         assert bytes(await store.get(f"a/{count - 1}.2")) == b"x"
         assert [info.name for info in await listed(store, "a", f"{count - 1}.0")] == [
             f"{count - 1}.1", f"{count - 1}.2",
         ]  # fmt: skip
         assert (await store.usage()).files == count * 3 + 2
-
-    ask(root, check, missing_records="error")
-
-    async def sparse(store: ParquetStore) -> None:
-        names = [info.name for info in await listed(store, "a")]
-        assert (names[0], names[1], names[-1]) == (".zarray", f"{count - 334}.2", f"{count - 1}.2")
         assert (len(names), store.stats()["record_files"]) == (1001, 2)
         assert await store.absences() == (count * 3 // 1000 - 1, count * 3 // 1000, "a/refs.0.parq")
         assert await store.absences("b") == (0, 0, "")
@@ -445,8 +434,9 @@ def test_a_listing_resumes_after_any_name(tree: Tree, data: st.DataObject, tmp_p
 def test_iterating_references_raises_the_error_of_a_record_file(tmp_path: Path) -> None:
     root = grid_set(tmp_path / "set")
     (root / "a/refs.2.parq").unlink()
+    (root / "a/refs.2.parq").symlink_to("nowhere")
     with pytest.raises(ReadError, match=r"refs\.2\.parq: no such file"):
-        ask(root, _all_references, missing_records="error")
+        ask(root, _all_references)
 
 
 async def _all_references(store: ParquetStore) -> None:

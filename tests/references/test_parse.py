@@ -393,7 +393,7 @@ def test_compilation_in_the_child(tmp_path: Path) -> None:
     document = {"version": 1, "templates": {"u": "data"}, "refs": {"d/a": ["{{u}}", 5, 3], "bad": 1}}
     path = tmp_path / "set.json"
     path.write_text(json.dumps(document))
-    options = Options(index_dir=str(tmp_path))
+    options = Options()
     plan = sources.plan_source(str(path), options)
     assert plan.kind == "references"
     assert "bad: expected a string, an object or an array, not the number 1" in plan.warnings[0]

@@ -237,7 +237,7 @@ def outcome(document: dict[str, Any], directory: Path, child: bool = False) -> l
     path = directory / "set.json"
     path.write_text(json.dumps(document))
     try:
-        plan = plan_source(str(path), Options(index_dir=str(directory / "index")), child=child)
+        plan = plan_source(str(path), Options(), child=child)
     except SourceError:
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import random
@@ -61,8 +62,9 @@ class World:
         self._add("parquet", *self._parquet(array), mortal=True)
         store = self.directory / "array.zarr"
         self._add("v3", str(store), {f"x/{name}": data for name, data in array.items()}, "view=v3")
-        items = memoryview(self._items().tobytes())
-        self._add("arrays", str(store), {"x.bin": items}, "view=arrays", "arrays=raw", "array_cache=2MiB", mortal=True)
+        file = io.BytesIO()
+        np.save(file, self._items())
+        self._add("arrays", str(store), {"x.npy": file.getbuffer()}, "view=arrays", mortal=True)
 
     def _add(self, name: str, source: str, values: dict[str, memoryview], *options: str, **more: Any) -> None:
         self.places.append(Place(name, source, self.directory, options, values, self.weather, **more))

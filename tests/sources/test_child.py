@@ -81,7 +81,7 @@ from zarrfs.sources import plan_source
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 for name in ("refs.json", "none.json"):
     try:
-        print(plan_source({str(tmp_path)!r} + "/" + name, Options(index_dir={str(tmp_path)!r}), forks={forks}).kind)
+        print(plan_source({str(tmp_path)!r} + "/" + name, Options(), forks={forks}).kind)
     except SourceError as exc:
         print(exc.rule)
 """
@@ -102,7 +102,7 @@ def test_one_child_plans_many_small_documents(tmp_path: Path, monkeypatch: pytes
     for number, name in enumerate(names):
         Path(name).write_text(json.dumps({"version": 1, "refs": {f"k{number}": "x"}}))
     Path(names[3]).write_text(json.dumps({"version": 1, "refs": {"large": "x" * (2 << 20)}}))
-    options = Options(index_dir=str(tmp_path / "indexes"))
+    options = Options()
 
     def planned() -> list[list[str]]:
         batches = plan_sources(names, options, lambda source: source != names[6], lambda: None)

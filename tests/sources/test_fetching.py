@@ -119,7 +119,7 @@ def test_a_data_file_is_refused_with_its_format_and_how_to_make_a_set(nginx: Ngi
 def test_a_document_over_the_limit_is_refused(faulty: Faulty, sized: bool) -> None:
     url = faulty.put("/large.json", b'{"a": "inline"}' * 1000, forever=None if sized else "endless")
     faulty.head("/large.json", forever=None if sized else "unsized")
-    with pytest.raises(SourceError, match=r"more than 10000 bytes \(-o document_limit=\)$"):
+    with pytest.raises(SourceError, match=r"more than 10000 bytes$"):
         read_document(url, Options(retries=2, document_limit=10_000))
     assert faulty.gets() == (0 if sized else 1)
 
@@ -132,7 +132,7 @@ def test_a_document_larger_than_the_memory_limit_is_read(nginx: Nginx) -> None:
 
 def test_a_found_index_is_not_looked_up_again(faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The index may be pruned meanwhile, and without the bytes of the document it could not be compiled again."""
-    options = Options(index_dir=str(tmp_path), retries=0)
+    options = Options(retries=0)
     url = faulty.put("/pruned.json", b'{"a": "first"}')
     first = prepare.prepare(url, options)
     answers = iter([prepare.IndexCache.find])
@@ -151,7 +151,7 @@ def test_a_document_over_the_step_size_is_read(faulty: Faulty, ranged: bool, mon
 
 
 def test_a_document_with_a_cached_index_is_not_fetched(faulty: Faulty, tmp_path: Path) -> None:
-    options = Options(index_dir=str(tmp_path), retries=0)
+    options = Options(retries=0)
     url = faulty.put("/again.json", b'{"a": "first"}')
     first = plan_source(url, options)
     fetched = faulty.gets()
@@ -170,7 +170,7 @@ def test_other_request_options_make_another_document(faulty: Faulty, tmp_path: P
     for version in "12":
         faulty.put(f"/set.json?version={version}", b'{"a": "%b"}' % version.encode())  # same ETag and size
         storage = {"http": {"params": {"version": version}}}
-        plan = plan_source(url, Options(index_dir=str(tmp_path), retries=0, storage=storage))
+        plan = plan_source(url, Options(retries=0, storage=storage))
         assert bytes(trio.run(open_plan(plan, OPTIONS).get, "a")).decode() == version
 
 
@@ -179,7 +179,7 @@ def test_a_document_replaced_since_its_version_was_requested_is_not_cached_under
     faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     monkeypatch.setattr(fetching, "_STEP", step)
-    options = Options(index_dir=str(tmp_path), retries=0)
+    options = Options(retries=0)
     url = faulty.put("/raced.json", b'{"a": "new"}')
     faulty.head("/raced.json", "changed", "changed")  # the response for the previous version
     newer = plan_source(url, options)

@@ -390,7 +390,7 @@ def test_a_value_over_document_limit_is_an_error(faulty: Faulty, fault: object) 
     options = Options(retries=2, read_timeout=100.0, document_limit=len(VALUE) - 1)
 
     async def one(files: RemoteFiles) -> None:
-        with pytest.raises(ReadError, match=rf"more than {len(VALUE) - 1} bytes \(-o document_limit=\)$"):
+        with pytest.raises(ReadError, match=rf"more than {len(VALUE) - 1} bytes$"):
             await read_all(files, url)
 
     using(one, options)
@@ -404,7 +404,7 @@ def test_counting_the_bytes_of_an_endless_value_ends_with_an_error(faulty: Fault
     faulty.head("/v", forever="unsized")
 
     async def one(files: RemoteFiles) -> None:
-        with pytest.raises(ReadError, match=r"more than 1000000 bytes \(-o document_limit=\)$"):
+        with pytest.raises(ReadError, match=r"more than 1000000 bytes$"):
             await files.size(url)
 
     using(one, Options(retries=2, document_limit=1_000_000))
@@ -428,7 +428,7 @@ def test_a_value_over_document_limit_is_an_error_with_other_protocols(s3: S3, tm
         options = Options(retries=0, document_limit=len(VALUE), storage={"s3": s3.options})
         one = lambda files, url=url: read_all(files, url)  # noqa: E731
         assert using(one, options) == VALUE
-        with pytest.raises(ReadError, match=rf"more than {len(VALUE) - 1} bytes \(-o document_limit=\)$"):
+        with pytest.raises(ReadError, match=rf"more than {len(VALUE) - 1} bytes$"):
             using(one, dataclasses.replace(options, document_limit=len(VALUE) - 1))
 
 

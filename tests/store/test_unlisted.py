@@ -536,7 +536,6 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Check], None]:
     return run_timed
 
 
-@pytest.mark.promise("S54")
 def test_new_chunks_of_an_array_that_has_grown_are_found_once_its_document_is_read(
     faulty: Faulty, timed: Callable[[str, Check], None]
 ) -> None:
@@ -559,7 +558,6 @@ def test_new_chunks_of_an_array_that_has_grown_are_found_once_its_document_is_re
     timed(url, check)
 
 
-@pytest.mark.promise("S54")
 def test_a_document_that_is_read_in_another_version_replaces_the_grid(
     faulty: Faulty, timed: Callable[[str, Check], None]
 ) -> None:
@@ -582,7 +580,6 @@ def test_a_document_that_is_read_in_another_version_replaces_the_grid(
     timed(url, check)
 
 
-@pytest.mark.promise("S54")
 def test_consolidated_metadata_is_no_older_than_its_document(
     faulty: Faulty, timed: Callable[[str, Check], None]
 ) -> None:
@@ -600,7 +597,6 @@ def test_consolidated_metadata_is_no_older_than_its_document(
     timed(url, check)
 
 
-@pytest.mark.promise("S54")
 def test_a_directory_expires_with_the_document_that_is_its_evidence(
     faulty: Faulty, timed: Callable[[str, Check], None]
 ) -> None:

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 from zarrfs.config.options import Options
 from zarrfs.sources import open_source
+from zarrfs.store.api import Store
 from zarrfs.store.directory import FileSystemStore
+from zarrfs.system.buffers import Buffer
 from zarrfs.views.arrays import ArraysView
 
 Array = np.ndarray[Any, Any]
@@ -92,13 +94,19 @@ def flat_bytes(items: Array, how: Shape) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def view_of(path: Path, raw: bool = False, budget: int = 1 << 20) -> AsyncIterator[ArraysView]:
+async def view_of(path: Path, budget: int = 1 << 20) -> AsyncIterator[ArraysView]:
     """Open a view of a directory."""
-    view = ArraysView(FileSystemStore(str(path)), raw, budget)
+    view = ArraysView(FileSystemStore(str(path)), budget)
     try:
         yield view
     finally:
         await view.aclose()
+
+
+async def items_of(view: Store, start: int = 0, length: int | None = None, name: str = "x.npy") -> Buffer:
+    """Read the items of a file of the view, which follow its header."""
+    header = 10 + int.from_bytes(bytes(await view.get(name, 8, 2)), "little")
+    return await view.get(name, header + start, length)
 
 
 def with_view(path: Path, use: Callable[[ArraysView], Awaitable[None]], **more: Any) -> None:

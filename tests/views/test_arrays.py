@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from tests.store.contract import StoreContract, Tree, keys, listed
-from tests.views.arraystores import view_of, with_view
+from tests.views.arraystores import items_of, view_of, with_view
 from tests.zarrsamples import DRAFT, SAMPLES, Sample
 from zarrfs.config.options import Options
 from zarrfs.errors import NotFound, ReadError, TargetChanged
@@ -136,7 +136,7 @@ def test_a_listing_is_sorted_and_resumes_after_any_name(tmp_path: Path) -> None:
         small(group, name)
 
     async def main() -> None:
-        view = ArraysView(FileSystemStore(str(tmp_path)), False, 1 << 20)
+        view = ArraysView(FileSystemStore(str(tmp_path)), 1 << 20)
         found = await names(view)
         assert len(found) == 46 * 2 + 1  # and .attributes.json of the group
         assert found == sorted(set(found))
@@ -183,26 +183,6 @@ def test_an_array_at_the_root_of_its_store_is_named_array(tmp_path: Path) -> Non
     with_view(tmp_path, check)
 
 
-def test_a_json_file_describes_each_raw_file(tmp_path: Path) -> None:
-    root = zarr.open_group(tmp_path, mode="w", zarr_format=2)
-    fields = np.dtype([("a", "<i4"), ("b", ">f8")])
-    array = root.create_array("x", shape=(2, 3), chunks=(1, 3), dtype=fields, order="F", fill_value=None)
-    array[:] = np.arange(6).astype(fields).reshape(2, 3)
-    array.attrs["units"] = "K"
-
-    async def check(view: ArraysView) -> None:
-        assert await names(view) == ["x.bin", "x.json"]
-        about = json.loads(bytes(await view.get("x.json")))
-        assert about == {
-            "shape": [2, 3], "dtype": [["a", "<i4"], ["b", ">f8"]], "order": "F", "attributes": {"units": "K"}
-        }  # fmt: skip
-        dtype = np.dtype([tuple(field) for field in about["dtype"]])
-        found = np.frombuffer(await view.get("x.bin"), dtype).reshape(about["shape"], order="F")
-        assert (found == array[:]).all()
-
-    with_view(tmp_path, check, raw=True)
-
-
 def test_an_array_that_grows_is_seen(tmp_path: Path) -> None:
     root = zarr.open_group(tmp_path, mode="w", zarr_format=2)
     small(root, "x")
@@ -223,8 +203,8 @@ def test_an_array_that_grows_is_seen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "change"),
     [
-        ("x.npy", {"shape": [2, 6]}), ("x.bin", {"shape": [2, 6]}), ("x.bin", {"shape": [3, 2], "chunks": [3, 2]}),
-        ("x.bin", {"dtype": ">i4"}), ("x.bin", {"order": "F"}),
+        ("x.npy", {"shape": [2, 6]}), ("x.npy", {"shape": [3, 2], "chunks": [3, 2]}),
+        ("x.npy", {"dtype": ">i4"}), ("x.npy", {"order": "F"}),
     ],
 )  # fmt: skip
 def test_an_open_array_whose_layout_changes_is_an_error(key: str, change: dict[str, Any], tmp_path: Path) -> None:
@@ -237,7 +217,7 @@ def test_an_open_array_whose_layout_changes_is_an_error(key: str, change: dict[s
     (tmp_path / "x/0.0").write_bytes(items)
 
     async def main() -> None:
-        async with view_of(tmp_path, raw=key == "x.bin") as view:
+        async with view_of(tmp_path) as view:
             value = await view.open(key)
             assert bytes(await value.read(value.size - 24, 24)) == items
             (tmp_path / "x/.zarray").write_text(json.dumps(about | change, indent=1))
@@ -286,9 +266,9 @@ def test_an_array_in_a_reference_set_is_read(tmp_path: Path) -> None:
     (tmp_path / "refs.json").write_text(json.dumps(document))
 
     async def main() -> None:
-        view = open_source(str(tmp_path / "refs.json"), Options(view="arrays", arrays="raw"))
+        view = open_source(str(tmp_path / "refs.json"), Options(view="arrays"))
         try:
-            assert bytes(await view.get("x.bin")) == b"\x09\x09\x01\x02"
+            assert bytes(await items_of(view)) == b"\x09\x09\x01\x02"
             assert view.immutable
         finally:
             await view.aclose()

@@ -18,7 +18,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.views.arraystores import Array, Shape, flat_bytes, read_array, shapes, with_view, write
+from tests.views.arraystores import Array, Shape, flat_bytes, items_of, read_array, shapes, with_view, write
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
 from zarrfs.sources import open_source
@@ -55,12 +55,7 @@ def test_any_range_of_any_array_has_the_right_bytes(how: Shape, ranges: list[tup
                 start %= len(whole) + 2
                 assert bytes(await view.get("x.npy", start, length)) == whole[start : start + length]
 
-        async def check_raw(view: ArraysView) -> None:
-            assert bytes(await view.get("x.bin")) == wanted
-            assert (await view.info("x.bin")).size == len(wanted)
-
         with_view(Path(directory), check, budget=budget)
-        with_view(Path(directory), check_raw, budget=budget, raw=True)
 
 
 @settings(max_examples=40, deadline=None)
@@ -70,10 +65,10 @@ def test_a_scan_in_steps_of_any_size_reads_the_whole_array(how: Shape, step: int
         wanted = flat_bytes(stored(directory, how), how)
 
         async def check(view: ArraysView) -> None:
-            parts = [bytes(await view.get("x.bin", start, step)) for start in range(0, len(wanted), step)]
+            parts = [bytes(await items_of(view, start, step)) for start in range(0, len(wanted), step)]
             assert b"".join(parts) == wanted
 
-        with_view(Path(directory), check, budget=budget, raw=True)
+        with_view(Path(directory), check, budget=budget)
 
 
 def plain(path: Path, shape: tuple[int, ...], chunks: tuple[int, ...], **more: object) -> Array:
@@ -89,13 +84,13 @@ def test_a_scan_decodes_each_chunk_once(tmp_path: Path) -> None:
     items = plain(tmp_path, (512, 256), (32, 64))
 
     async def check(view: ArraysView) -> None:
-        data = b"".join([bytes(await view.get("x.bin", at, 5000)) for at in range(0, items.nbytes, 5000)])
+        data = b"".join([bytes(await items_of(view, at, 5000)) for at in range(0, items.nbytes, 5000)])
         assert data == items.tobytes()
         await trio.testing.wait_all_tasks_blocked(0.05)
         assert view.stats()["arrays"]["decoded"] == 64
         assert view.stats()["arrays"]["kept"] <= 80_000
 
-    with_view(tmp_path, check, raw=True, budget=80_000)  # two bands of four chunks of 8 KiB, and some
+    with_view(tmp_path, check, budget=80_000)  # two bands of four chunks of 8 KiB, and some
 
 
 def test_the_next_chunks_are_decoded_ahead(tmp_path: Path) -> None:
@@ -103,16 +98,16 @@ def test_the_next_chunks_are_decoded_ahead(tmp_path: Path) -> None:
 
     async def check(view: ArraysView) -> None:
         for at in range(0, 12_288, 4096):
-            await view.get("x.bin", at, 4096)
+            await items_of(view, at, 4096)
         before = view.stats()["arrays"]["decoded"]
         await trio.testing.wait_all_tasks_blocked(0.05)
         ahead = view.stats()["arrays"]["decoded"]
         assert 3 < ahead < 12
-        await view.get("x.bin", 12_288, 4096)
+        await items_of(view, 12_288, 4096)
         assert view.stats()["arrays"]["hits"] > 0
         assert before <= ahead
 
-    with_view(tmp_path, check, raw=True)
+    with_view(tmp_path, check)
 
 
 def test_a_small_read_decodes_one_chunk(tmp_path: Path) -> None:
@@ -120,10 +115,10 @@ def test_a_small_read_decodes_one_chunk(tmp_path: Path) -> None:
 
     async def check(view: ArraysView) -> None:
         for number, at in enumerate(np.random.default_rng(1).permutation(512 * 4)[:40] * 256):
-            assert bytes(await view.get("x.bin", int(at), 256)) == items.tobytes()[at : at + 256]
+            assert bytes(await items_of(view, int(at), 256)) == items.tobytes()[at : at + 256]
             assert view.stats()["arrays"]["decoded"] <= number + 1
 
-    with_view(tmp_path, check, raw=True)
+    with_view(tmp_path, check)
 
 
 def test_a_read_of_several_runs_of_a_chunk_is_of_one_version(tmp_path: Path) -> None:
@@ -159,9 +154,9 @@ def test_a_read_of_several_runs_of_a_chunk_is_of_one_version(tmp_path: Path) -> 
             return await self._read(start, length)
 
     async def main() -> None:
-        view = ArraysView(Replacing(str(tmp_path)), True, 1 << 20)
+        view = ArraysView(Replacing(str(tmp_path)), 1 << 20)
         try:
-            data = np.frombuffer(await view.get("x.bin", 0, 48), "<i4")  # a row of 8 items, and half of the next one
+            data = np.frombuffer(await items_of(view, 0, 48), "<i4")  # a row of 8 items, and half of the next one
         finally:
             await view.aclose()
         assert replaced
@@ -175,11 +170,11 @@ def test_a_band_larger_than_the_cache_is_logged_once(tmp_path: Path, caplog: pyt
 
     async def check(view: ArraysView) -> None:
         for _ in range(2):
-            data = b"".join([bytes(await view.get("x.bin", at, 1000)) for at in range(0, items.nbytes, 1000)])
+            data = b"".join([bytes(await items_of(view, at, 1000)) for at in range(0, items.nbytes, 1000)])
             assert data == items.tobytes()
         assert view.stats()["arrays"]["kept"] <= 20_000
 
-    with_view(tmp_path, check, raw=True, budget=20_000)
+    with_view(tmp_path, check, budget=20_000)
     assert len([record for record in caplog.records if "again and again" in record.message]) == 1
 
 
@@ -192,11 +187,11 @@ def test_a_damaged_chunk_fails_alone(tmp_path: Path, compressors: str | None) ->
         half = items.nbytes // 2
         for start, length in ((half, 4), (half - 4, 8), (0, None)):
             with pytest.raises(ReadError, match=r"x/1\.0"):
-                await view.get("x.bin", start, length)
+                await items_of(view, start, length)
         for at in range(0, half, 1024):  # decoding ahead reaches the damaged chunk, and fails
-            assert bytes(await view.get("x.bin", at, 1024)) == items.tobytes()[at : at + 1024]
+            assert bytes(await items_of(view, at, 1024)) == items.tobytes()[at : at + 1024]
 
-    with_view(tmp_path, check, raw=True)
+    with_view(tmp_path, check)
 
 
 @pytest.mark.parametrize("damage", ["directory", "link"])
@@ -208,18 +203,18 @@ def test_an_entry_that_is_no_chunk_is_an_error_and_not_the_fill_value(
     (tmp_path / "x/1").unlink()
 
     async def absent(view: ArraysView) -> None:
-        assert bytes(await view.get("x.bin", 128)) == bytes(128)
+        assert bytes(await items_of(view, 128)) == bytes(128)
 
     async def failing(view: ArraysView) -> None:
         with pytest.raises(ReadError):
-            await view.get("x.bin", 128)
+            await items_of(view, 128)
 
-    with_view(tmp_path, absent, raw=True)
+    with_view(tmp_path, absent)
     if damage == "directory":
         (tmp_path / "x/1").mkdir()
     else:
         (tmp_path / "x/1").symlink_to("nowhere")
-    with_view(tmp_path, failing, raw=True)
+    with_view(tmp_path, failing)
 
 
 def test_chunks_that_are_links_are_read(tmp_path: Path) -> None:
@@ -228,9 +223,9 @@ def test_chunks_that_are_links_are_read(tmp_path: Path) -> None:
     (tmp_path / "x/1").symlink_to("../elsewhere")
 
     async def check(view: ArraysView) -> None:
-        assert bytes(await view.get("x.bin")) == items.tobytes()
+        assert bytes(await items_of(view)) == items.tobytes()
 
-    with_view(tmp_path, check, raw=True)
+    with_view(tmp_path, check)
 
 
 def test_shards_that_are_links_are_read(tmp_path: Path) -> None:
@@ -242,20 +237,20 @@ def test_shards_that_are_links_are_read(tmp_path: Path) -> None:
     shard.symlink_to("../../../elsewhere")
 
     async def check(view: ArraysView) -> None:
-        assert bytes(await view.get("x.bin")) == items.tobytes()
+        assert bytes(await items_of(view)) == items.tobytes()
         data = bytearray(elsewhere.read_bytes())
         elsewhere.write_bytes((tmp_path / "x/c/1/1").read_bytes())
         await trio.sleep(1.2)
         changed = items.copy()
         changed[:4, :4] = items[4:, 4:]
-        assert bytes(await view.get("x.bin")) == changed.tobytes()
+        assert bytes(await items_of(view)) == changed.tobytes()
         elsewhere.unlink()
         await trio.sleep(1.2)
         with pytest.raises(ReadError, match="leads nowhere"):
-            await view.get("x.bin")
+            await items_of(view)
         elsewhere.write_bytes(data)
 
-    with_view(tmp_path, check, raw=True)
+    with_view(tmp_path, check)
     assert (read_array(str(tmp_path), "x") == items).all()
 
 
@@ -281,9 +276,9 @@ def test_links_in_place_of_chunks_in_an_archive_are_followed(tmp_path: Path, how
     assert read_array(tmp_path / "archive.json").tolist() == items.tolist()
 
     async def main() -> None:
-        view = open_source(str(tmp_path / "archive.json"), Options(view="arrays", arrays="raw"))
+        view = open_source(str(tmp_path / "archive.json"), Options(view="arrays"))
         try:
-            assert bytes(await view.get("array.bin")) == items.tobytes()
+            assert bytes(await items_of(view, name="array.npy")) == items.tobytes()
         finally:
             await view.aclose()
 
@@ -295,15 +290,15 @@ def test_a_chunk_that_changes_is_seen_after_a_second(tmp_path: Path) -> None:
     array = zarr.open_array(tmp_path / "x", mode="r+")
 
     async def check(view: ArraysView) -> None:
-        assert bytes(await view.get("x.bin")) == items.tobytes()
+        assert bytes(await items_of(view)) == items.tobytes()
         array[40] = 7
         await trio.sleep(1.2)
         wanted = items.copy()
         wanted[40] = 7
-        assert bytes(await view.get("x.bin")) == wanted.tobytes()
-        assert (await view.open("x.bin")).version is None  # the kernel keeps no pages
+        assert bytes(await items_of(view)) == wanted.tobytes()
+        assert (await view.open("x.npy")).version is None  # the kernel keeps no pages
 
-    with_view(tmp_path, check, raw=True)
+    with_view(tmp_path, check)
 
 
 def test_a_shard_that_changes_is_seen(tmp_path: Path) -> None:
@@ -312,11 +307,11 @@ def test_a_shard_that_changes_is_seen(tmp_path: Path) -> None:
     array[:] = np.arange(64)
 
     async def check(view: ArraysView) -> None:
-        assert bytes(await view.get("x.bin")) == np.arange(64, dtype="<i4").tobytes()
+        assert bytes(await items_of(view)) == np.arange(64, dtype="<i4").tobytes()
         array[:] = 3
         await trio.sleep(1.2)
-        assert bytes(await view.get("x.bin")) == np.full(64, 3, "<i4").tobytes()
+        assert bytes(await items_of(view)) == np.full(64, 3, "<i4").tobytes()
 
-    with_view(tmp_path, check, raw=True)
+    with_view(tmp_path, check)
 
 

@@ -436,7 +436,7 @@ def test_reference_sets_get_headers_from_a_child_process(tmp_path: Path, referen
         document = tmp_path / "combined_v1.parq"
 
     async def main() -> None:
-        view = open_source(str(document), Options(view="netcdf", index_dir=str(tmp_path / "index")))
+        view = open_source(str(document), Options(view="netcdf"))
         try:
             assert [info.name async for info in view.list_dir("")] == [f"{document.stem}.nc"]
             (tmp_path / "c.nc").write_bytes(await view.get(f"{document.stem}.nc"))

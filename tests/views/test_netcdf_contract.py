@@ -67,7 +67,7 @@ def test_a_bucket_gives_the_same_file_as_a_local_store(s3: S3, tmp_path: Path) -
     given = [f"s3.{name}={value}" for name, value in s3.options.items()]
 
     async def read() -> tuple[list[str], bytes]:
-        options = parse(["view=netcdf", f"index_dir={tmp_path}/index", *given]).options
+        options = parse(["view=netcdf", *given]).options
         store = open_source(f"s3://{s3.bucket}/view/x.zarr", options, child=False)
         try:
             return [info.name async for info in store.list_dir("")], bytes(await store.get("x.nc"))

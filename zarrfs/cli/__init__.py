@@ -76,7 +76,20 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Import and run the command; report errors as commands do."""
         with report_errors():
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except click.NoSuchOption as exc:
+                from zarrfs.config.options import TABLE, spelled
+                from zarrfs.config.removed import removed_command, removed_option
+
+                name = exc.option_name.lstrip("-").replace("-", "_")
+                command = " ".join(exc.ctx.command_path.split()[1:]) if exc.ctx else ""
+                told = removed_command(f"{command} {exc.option_name}") or removed_option(name)
+                if name in TABLE:
+                    told = f"no such option: {exc.option_name}: write -o {spelled(name)}"
+                if told:
+                    raise click.UsageError(told, exc.ctx) from None
+                raise
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of the table."""

@@ -33,7 +33,7 @@ def _range(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int,
     "--range", "extent", callback=_range, default="0:", metavar="START:LENGTH",
     help="Write LENGTH bytes of each file, from byte START on.",
 )  # fmt: skip
-@common.source_options("source", "fetch", log_level="warning")
+@common.source_options(log_level="warning")
 def cat(source: str, keys: tuple[str, ...], extent: tuple[int, int | None], parsed: Parsed) -> None:
     """Write the files KEY... of SOURCE to standard output, one after the other.
 

@@ -39,7 +39,7 @@ Examples:
 )  # fmt: skip
 @click.option("--no-decode", is_flag=True, help="Read chunks of arrays, but do not decode them.")
 @common.shard_option
-@common.source_options("source", "fetch", log_level="warning")
+@common.source_options(log_level="warning")
 def check(
     source: str, key: str, as_json: bool, first: int, no_decode: bool, shard: str | None, parsed: Parsed
 ) -> None:

@@ -21,7 +21,7 @@ def hide_secrets() -> None:
     try:
         with open("/proc/self/cmdline", "rb") as file:
             given = file.read()
-        if b"=" not in given and b"://" not in given and b"--storage-options" not in given:
+        if b"=" not in given and b"://" not in given:
             return
         given = given.rstrip(b"\0")
         visible = b"\0".join(map(os.fsencode, redacted_arguments(list(map(os.fsdecode, given.split(b"\0"))))))
@@ -37,9 +37,7 @@ def redacted_arguments(arguments: Sequence[str]) -> list[str]:
     before = ""
     for word in arguments:
         attached = _ATTACHED.fullmatch(word)
-        if before == "--storage-options":
-            found.append(HIDDEN)
-        elif _OPTIONS.fullmatch(before):
+        if _OPTIONS.fullmatch(before):
             found.append(_redacted_list(word))
         elif attached:
             found.append(attached[1] + _redacted_list(attached[2]))
@@ -61,7 +59,7 @@ def _redacted_list(text: str) -> str:
         name = item.partition("=")[0].strip().replace("-", "_")
         hidden = hiding and name not in TABLE and "." not in name
         found.append(HIDDEN if hidden else redacted_item(item))
-        hiding = hidden or "." in name or name == "storage_options"
+        hiding = hidden or "." in name or name == "storage_options"  # of earlier versions
     return ",".join(found)
 
 

@@ -39,7 +39,7 @@ What NEW cannot hold, and --skip-unsupported left out, is named, and the status 
 @click.option("--relative", is_flag=True, help="References: name the data file relative to NEW.")
 @click.option("--skip-unsupported", is_flag=True, help="Leave out what NEW cannot hold, with a warning.")
 @click.option("--force", is_flag=True, help="Replace NEW if it exists.")
-@common.source_options("source", "fetch", output="Write to NEW.", log_level="warning")
+@common.source_options(output="Write to NEW.", log_level="warning")
 def commit(
     source: str, output: str | None, form: str | None, inline: int, in_place: bool, relative: bool,
     skip_unsupported: bool, force: bool, parsed: Parsed,

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from zarrfs.cli.option_help import OPTION, TableOption, help_all
 from zarrfs.config import values as optionvalues
 from zarrfs.config.redaction import redact_text
 from zarrfs.errors import UsageError, ZarrfsError, first_cause, internal_error, message_line, reason_of
@@ -31,8 +30,9 @@ SOURCES = ("source", "archive", "place", "other", "to")  # click parameters that
 Function = Callable[..., Any]
 
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-SHORT = {"foreground": "-f"}
+LONG = ("config", "blobs", "upperdir")  # options of the table that commands take as long options, too
 _VERBOSITY = "zarrfs.log_level"  # key in click's Context.meta: the level set by -v, -q or -d of group or command
+OWN = "option_"  # prefix of the parameters of LONG, so that they never collide with a command's own
 _TAKES = ("zarrfs.store.remotefiles",)  # modules that most sources need
 
 
@@ -63,18 +63,13 @@ def verbosity() -> str | None:
     return level
 
 
-def source_options(
-    *scopes: str, output: str | None = None, **defaults: Any
-) -> Callable[[Function], Function]:
-    """Add -o (--option), the long options selected by `scopes` (default: all), and -v, -q and -d to a command.
+def source_options(*, output: str | None = None, **defaults: Any) -> Callable[[Function], Function]:
+    """Add -o, the long options of LONG, and -v, -q and -d to a command.
 
-    `scopes` are scopes of the option table or names of options. The command is called inside report_errors(), with
-    `parsed`, an options.Parsed. -o accepts every option whatever the scopes, so that a user can give the same -o list
-    to every command; a long option overrides -o. `defaults` replace those of the table. `output` is the help text of
-    -O FILE (--output), which is added only with that text; the command gets FILE as its parameter `output`.
+    The command is called inside report_errors(), with `parsed`, an options.Parsed. A long option overrides -o.
+    `defaults` replace those of the table. `output` is the help text of -O FILE (--output), which is added only with
+    that text; the command gets FILE as its parameter `output`.
     """
-
-    from zarrfs.config import options
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
@@ -82,17 +77,16 @@ def source_options(
             level = verbosity()
             with report_errors(debug=level == "debug"):
                 words = option_words(items, output is not None)
-                for name in options.TABLE:
-                    words += _as_items(name, given.pop(OPTION + name, None))
+                for parameter in [one for one in given if one.startswith(OWN)]:
+                    name, value = parameter.removeprefix(OWN), given.pop(parameter)
+                    words += [name] * value if isinstance(value, bool) else [f"{name}={one}" for one in value]
                 if level:
                     words.append(f"log_level={level}")
                 return function(parsed=_merge(words, given, defaults), **given)
 
-        many = not scopes or not options.TABLE.keys() >= set(scopes)
-        decorated: Function = process_options(help_all(run) if many else run)
-        for name in reversed(options.TABLE):
-            if not scopes or options.TABLE[name].metadata["scope"] in scopes or name in (*scopes, "config"):
-                decorated = _click_option(name)(decorated)
+        decorated: Function = process_options(run)
+        for name in reversed(LONG):
+            decorated = _long_option(name)(decorated)
         decorated = option_items(decorated)
         return click.option("-O", "--output", metavar="FILE", help=output)(decorated) if output else decorated
 
@@ -118,8 +112,8 @@ local_path = _callback(optionvalues.local, "{!r}: expected {}")
 
 option_items = click.option(
     "-o", "--option", "items", multiple=True, metavar="NAME[=VALUE],...",
-    help="Give options as in mount(8): -o ro,retries=8. Takes every option of `zarrfs mount --help-all`, and those "
-    "of protocols: -o s3.anon=true.",
+    help="Give options as in mount(8): -o ro,retries=8. Takes every option of `zarrfs mount --help`, and those of "
+    "protocols: -o s3.anon=true.",
 )  # fmt: skip
 
 
@@ -150,27 +144,12 @@ def _merge(words: list[str], given: dict[str, Any], defaults: dict[str, Any]) ->
     return found.parsed
 
 
-def _click_option(name: str) -> Callable[[Function], Function]:
+def _long_option(name: str) -> Callable[[Function], Function]:
     """Return the long option for a row of the table. Its value is parsed by the table's parser, not by click."""
     from zarrfs.config import options
 
-    about = options.TABLE[name].metadata
-    names = [f"--{name.replace('_', '-')}", OPTION + name]
-    if name in SHORT:
-        names.insert(0, SHORT[name])
-    text = options.help_text(name)
-    if about["parse"] is optionvalues.flag:
-        return click.option(*names, cls=TableOption, is_flag=True, help=text)
-    return click.option(*names, cls=TableOption, metavar=about["metavar"], multiple=about["many"], help=text)
-
-
-def _as_items(name: str, value: Any) -> list[str]:
-    """Convert click's value of a long option to items for options.parse()."""
-    if isinstance(value, bool):
-        return [name] if value else []
-    if isinstance(value, str):
-        return [f"{name}={value}"]
-    return [f"{name}={one}" for one in value or ()]
+    metavar = options.TABLE[name].metadata["metavar"]
+    return click.option(f"--{name}", OWN + name, metavar=metavar, multiple=True, help=options.help_text(name))
 
 
 shard_option = click.option(

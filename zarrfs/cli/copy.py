@@ -42,7 +42,7 @@ same kind, size and time is not copied again: the same command resumes an interr
 @click.option("--overwrite", is_flag=True, help="Replace files that differ; without this, one is an error.")
 @common.shard_option
 @click.option("--sync", is_flag=True, help="Sync the copy to the disk before the command ends.")
-@common.source_options("source", "fetch", log_level="warning")
+@common.source_options(log_level="warning")
 def copy(
     source: str, dest: str, include: tuple[str, ...], exclude: tuple[str, ...], overwrite: bool, shard: str | None,
     sync: bool, parsed: Parsed,

@@ -27,7 +27,7 @@ Examples:
 @click.argument("source")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON array, an object for each change.")
 @click.option("--exit-code", is_flag=True, help="End with status 1 if there is a difference, 2 for errors.")
-@common.source_options("source", "fetch", log_level="warning")
+@common.source_options(log_level="warning")
 def diff(source: str, as_json: bool, exit_code: bool, parsed: Parsed) -> None:
     """List what the changes in --upperdir add to SOURCE (A), change in it (M) and delete from it (D).
 

@@ -37,7 +37,7 @@ _SHOWN = 20
 @click.option("--html", "page", metavar="FILE", help="Write an HTML page to FILE, with a map of each array's chunks.")
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @click.option("--no-count", is_flag=True, help="Do not count chunks.")
-@common.source_options("source", "fetch", log_level="warning")
+@common.source_options(log_level="warning")
 def info(
     source: str, key: str | None, as_json: bool, page: str | None, force: bool, no_count: bool, parsed: Parsed
 ) -> None:

@@ -26,7 +26,7 @@ _AT_ONCE = 64  # concurrent requests for sizes
 @click.option("-l", "--long", "detailed", is_flag=True, help="Show mode, size, time and link target.")
 @click.option("-R", "--recursive", is_flag=True, help="List everything below, by its whole key.")
 @click.option("--json", "as_json", is_flag=True, help="Write a JSON object for each entry.")
-@common.source_options("source", "fetch", log_level="warning")
+@common.source_options(log_level="warning")
 def ls(source: str, key: str, detailed: bool, recursive: bool, as_json: bool, parsed: Parsed) -> None:
     """List the directory KEY of SOURCE, or its root.
 

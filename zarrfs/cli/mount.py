@@ -6,23 +6,34 @@ import sys
 
 import click
 
-from zarrfs.cli.common import SETTINGS, say, source_options
-from zarrfs.config.options import Parsed
+from zarrfs.cli.common import OWN, SETTINGS, say, source_options
+from zarrfs.config.options import COMMON, TABLE, Parsed, help_text, spelled
 
 EPILOG = """\b
 Examples:
   zarrfs mount combined.json /mnt/data
   zarrfs mount job.json /mnt/job -o blobs=/srv/blobs
   zarrfs mount s3://bucket/store.zarr /mnt/store -o s3.anon=true
-  zarrfs mount --foreground refs.json /mnt/data     (Ctrl-C unmounts)
+  zarrfs mount -f refs.json /mnt/data     (Ctrl-C unmounts)
 \b
-Returns once the mount answers. If SOURCE cannot be opened, prints why, and mounts nothing.
---blobs DIR, -o blobs=DIR and blobs=DIR in fstab are the same option."""
+Returns once the mount answers. If SOURCE cannot be opened, prints why, and mounts nothing."""
 
 
-@click.command(epilog=EPILOG, context_settings=SETTINGS)
+class _Mount(click.Command):
+    """A command whose help has the whole table of options."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_options(ctx, formatter)
+        others = [name for name in TABLE if name not in (*COMMON, "foreground", "config")]
+        for title, names in (("Common options of -o", COMMON), ("Other options of -o", others)):
+            with formatter.section(title):
+                formatter.write_dl([(spelled(name), help_text(name)) for name in names])
+
+
+@click.command(cls=_Mount, epilog=EPILOG, context_settings=SETTINGS)
 @click.argument("source")
 @click.argument("mountpoint")
+@click.option("-f", "--foreground", OWN + "foreground", is_flag=True, help=help_text("foreground"))
 @source_options()
 def mount(parsed: Parsed, source: str, mountpoint: str) -> None:
     """Mount SOURCE on the directory MOUNTPOINT.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zarrfs.config.options import TABLE, Assignments, Parsed, combine, put, read, split_commas, written
 from zarrfs.config.redaction import USERS, redacted_storage, split_chain
+from zarrfs.config.removed import OPTIONS, removed_option
 from zarrfs.errors import UsageError, reason_of
 
 if TYPE_CHECKING:
@@ -52,8 +53,7 @@ def described(layers: Sequence[Layer]) -> list[str]:
     lines: dict[str, str] = {}
     for layer in layers:  # a later layer overrides an earlier one
         for name, value in layer.assignments.values.items():
-            if name != "storage_options":
-                lines[name] = f"{name}={written(name, value)} ({layer.origin})"
+            lines[name] = f"{name}={written(name, value)} ({layer.origin})"
         for place, storage in layer.assignments.storage.items():
             for key, value in storage.items():
                 lines[f"{place}.{key}"] = f"{place}.{key}={redacted_storage(key, value)} ({layer.origin})"
@@ -102,19 +102,19 @@ def unknown_variables() -> list[str]:
 def environment() -> list[Layer]:
     """Return a layer for each variable, such as ZARRFS_CACHE_DIR for cache_dir=. An empty variable is ignored."""
     found = []
+    for name in OPTIONS:
+        if os.environ.get(PREFIX + name.upper()):
+            raise UsageError(f"${PREFIX}{name.upper()}: {removed_option(name)}")
     for name in TABLE:
         variable = PREFIX + name.upper()
         text = os.environ.get(variable)
         if text:
             given = Assignments()
-            listed = TABLE[name].metadata["many"] and name != "storage_options"
             try:
-                for one in split_commas(text) if listed else (text,):
+                for one in split_commas(text) if TABLE[name].metadata["many"] else (text,):
                     put(given, name, one)
             except UsageError as exc:
                 raise UsageError(f"${variable}: {exc}") from None
-            for place, options in given.values.get("storage_options", ()):
-                given.storage[place] = dict(options)
             found.append(Layer(f"${variable}", given))
     return found
 

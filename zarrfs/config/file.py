@@ -29,7 +29,7 @@ from zarrfs.errors import UsageError, reason_of
 
 SECTIONS = ("options", "storage", "source")
 # Options of one invocation, not of a machine or a user.
-NEVER = ("config", "storage_options")
+NEVER = ("config",)
 # Options whose value two sources must not share.
 OF_ONE_SOURCE = ("upperdir", "fsname", "base", "type", "foreground")
 NUMBERS = (lifetime, natural, seconds, statuses, user_id)  # parsers that take a TOML number
@@ -232,10 +232,7 @@ class _Reading:
         return UsageError(f"{self._path}: {at}: {rule}")
 
 
-_REASONS = {
-    "config": "a file names no other",
-    "storage_options": "is for the command line; here it is a [storage] section",
-}
+_REASONS = {"config": "a file names no other"}
 
 
 def _depth(value: object) -> int:

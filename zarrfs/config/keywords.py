@@ -22,16 +22,18 @@ def as_items(given: Mapping[str, Any]) -> list[str]:
     value of an unknown name; everything else is checked by options.read().
     """
     items: list[str] = []
-    for name, value in given.items():
+    storage = given.get("storage_options")
+    storage = {} if storage is None else storage
+    if not isinstance(storage, Mapping) or not all(isinstance(one, Mapping) for one in storage.values()):
+        raise UsageError('option storage_options: expected {"s3": {"anon": True}}')
+    for name, value in {**storage, **given}.items():
         parser = TABLE[name].metadata["parse"] if name in TABLE else None
-        if value is None:
+        if value is None or name == "storage_options":
             continue
-        if parser is parsers.storage_options and isinstance(value, Mapping):
-            items.append(f"{name}={_json(name, dict(value))}")
-        elif parser is None and isinstance(value, Mapping):  # s3={"anon": True}
-            items.append(f"storage_options={_json(name, {name: dict(value)})}")
+        if parser is None and isinstance(value, Mapping):  # s3={"anon": True}
+            items += [f"{name}.{key}={_storage(f'{name}.{key}', one)}" for key, one in value.items()]
         elif parser is None and "." in name:  # s3.anon, s3://bucket.anon
-            items.append(f"{name}={_json(name, value)}")
+            items.append(f"{name}={_storage(name, value)}")
         elif isinstance(value, list | tuple) and parser is not None:
             items += [f"{name}={_text(parser, one)}" for one in value]
         elif value is True:
@@ -56,8 +58,11 @@ def _text(parser: Any, value: Any) -> str:
     return str(value)
 
 
-def _json(name: str, value: Any) -> str:
+def _storage(name: str, value: Any) -> str:
+    """Format the value of a storage option: text as it is, all else as JSON."""
     try:
+        if isinstance(value, str):
+            return value
         return json.dumps(value)
     except (TypeError, ValueError, RecursionError):
         raise UsageError(f"option {name}: expected values that JSON has: text, numbers, lists, objects") from None

@@ -28,7 +28,6 @@ from zarrfs.config.values import (
     seconds,
     size,
     statuses,
-    storage_options,
     text,
     user_id,
     words,
@@ -66,8 +65,7 @@ _NOUNS = {seconds: "a time", lifetime: "a time or forever", size: "a size", natu
 class Options:
     """Every option of zarrfs, parsed; field metadata holds scope, group, parser, metavar and help.
 
-    The scopes (source, fetch, mount, process) decide which commands list an option; -o accepts every option in every
-    command. The groups are the headings of --help-all and of the documentation.
+    -o accepts every option in every command. The groups are the headings of the documentation.
     """
 
     # -- Source
@@ -88,11 +86,6 @@ class Options:
         "source", "Source", None, text, "URL",
         "Reference sets: resolve relative URLs of targets against URL. By default they are relative to the document; "
         "set it when document and data do not lie together.",
-    )
-    missing_records: str = _option(
-        "source", "Source", "absent", words("absent", "error"), "WHAT",
-        "Reference sets in Parquet: what a missing record file means. absent: its chunks do not exist, and Zarr "
-        "readers see fill values; error: reading its chunks fails. Set error when the set is known to be complete.",
     )
     blobs: tuple[str, ...] = _option(
         "source", "Source", (), text, "PLACE",
@@ -118,26 +111,12 @@ class Options:
         "allow_other. Symbolic links of a Zarr store may then lead out of it, to files beneath DIR. Repeatable.",
         many=True,
     )
-    document_limit: int = _option(
-        "source", "Trust", 4 << 30, size, "SIZE",
-        "Refuse a document larger than SIZE, as fetched or decompressed. Raise it for larger documents.",
-        bounds=("1KiB", "64TiB"),
-    )
     # -- Views
     view: str | None = _option(
         "source", "Views", None, words("v2", "v3", "arrays", "netcdf"), "VIEW",
         "Show a Zarr store or a reference set in another form: in the Zarr version v2 or v3 (docs/zarr-views.md), its "
         "arrays as plain files (arrays, docs/zarr-views.md), or the whole as NetCDF-4 (netcdf, docs/netcdf.md). "
         "Default: as it is.",
-    )
-    arrays: str = _option(
-        "source", "Views", "npy", words("npy", "raw"), "FORM",
-        "With view=arrays: show an array as NAME.npy (npy), or as NAME.bin described by NAME.json (raw).",
-    )
-    array_cache: int = _option(
-        "fetch", "Views", 256 << 20, size, "SIZE",
-        "With view=: keep up to SIZE of decoded chunks in memory. Raise it if the chunks that a "
-        "reader crosses do not fit.", bounds=_MANY,
     )
     # -- Writing
     upperdir: str | None = _option(
@@ -177,16 +156,7 @@ class Options:
         "Stores behind URLs: cache names, sizes and absences for TIME before asking the server again. Set forever for "
         "stores that never change.", bounds=_KEPT,
     )
-    index_dir: str | None = _option(
-        "source", "Cache and memory", None, local, "DIR",
-        "Keep compiled documents in DIR, which may be shared. Default: zarrfs/index in the user's cache directory.",
-    )
     # -- Network
-    storage_options: tuple[tuple[str, Mapping[str, object]], ...] = _option(
-        "fetch", "Network", (), storage_options, "JSON",
-        'Pass options to a protocol of fsspec: {"s3": {"anon": true}}. -o s3.anon=true does the same. Repeatable.',
-        many=True,
-    )
     retries: int = _option(
         "fetch", "Network", 4, natural, "N",
         "Repeat a failed request up to N times, if its server answers others. 0 also turns off waiting for servers "
@@ -271,6 +241,8 @@ class Options:
     )
     # internal: cached facts about targets from before this time (seconds since 1970) are stale; set by a refresh
     asked_since: float = 0.0
+    # internal: the largest document in bytes, as fetched or decompressed
+    document_limit: int = 4 << 30
     # internal: which outages are waited for until read_timeout: "none", those of a server that has "answered" before,
     # or "all"
     wait_for_outages: str = "answered"
@@ -288,13 +260,17 @@ TABLE: dict[str, dataclasses.Field[Any]] = {
 }
 
 GROUPS: tuple[str, ...] = tuple(dict.fromkeys(field.metadata["group"] for field in TABLE.values()))
-# the options that --help shows; --help-all shows all
-COMMON = frozenset(
-    (
-        "type", "blobs", "allow", "allow_path", "view", "upperdir", "memory_limit", "cache_dir", "cache_size",
-        "metadata_ttl", "allow_other", "foreground", "log_file",
-    )
+# the options that the help of `zarrfs mount` shows first
+COMMON = (
+    "view", "allow", "blobs", "upperdir", "cache_dir", "cache_size", "memory_limit", "metadata_ttl", "allow_other",
+    "log_file",
 )  # fmt: skip
+
+
+def spelled(name: str) -> str:
+    """Return an option as it is written in -o."""
+    about = TABLE[name].metadata
+    return name if about["parse"] is flag else f"{name}={about['metavar']}"
 
 
 def help_text(name: str) -> str:
@@ -331,12 +307,10 @@ def default_text(name: str) -> str:
 
 
 def written(name: str, value: Any) -> str:
-    """Return the value of an option as a user would write it, without secrets; storage_options is "***"."""
+    """Return the value of an option as a user would write it, without secrets."""
     parser = TABLE[name].metadata["parse"]
     if value is None:
         return "none"
-    if parser is storage_options:
-        return "***"
     if isinstance(value, tuple):
         return ",".join(without_secrets(str(one)) for one in value)
     if isinstance(value, bool):
@@ -422,7 +396,7 @@ def read(items: Iterable[str], sloppy: bool = False) -> Assignments:
     "-" and "_" are the same in names. Raise UsageError for a bad value, and, unless `sloppy`, for an unknown name; the
     message suggests a similar one.
     """
-    given, single = Assignments(), dict[str, dict[str, object]]()
+    given = Assignments()
     naming = False  # items after "members=a," are more members
     before = ""  # the storage option before this item: a comma in its value makes the rest look like an item
     for item in items:
@@ -436,7 +410,7 @@ def read(items: Iterable[str], sloppy: bool = False) -> Assignments:
         elif place and sloppy and not is_known(place[1]):
             pass
         elif place:
-            single.setdefault(place[1], {})[place[2]] = storage_value(place[2], value) if equals else True
+            given.storage.setdefault(place[1], {})[place[2]] = storage_value(place[2], value) if equals else True
         elif "://" in name:
             raise UsageError(
                 f"option {redacted_item(item)}: expected PROTOCOL://HOST.NAME=VALUE (for s3, gs, az, HOST is a bucket)"
@@ -460,8 +434,6 @@ def read(items: Iterable[str], sloppy: bool = False) -> Assignments:
             raise UsageError(f"unknown option {name!r}{hint}")
         before = name if place else ""
         naming = name == "members" or (naming and not equals and name not in TABLE)
-    for place_, options in (*given.values.get("storage_options", ()), *single.items()):  # single options win
-        given.storage.setdefault(place_, {}).update(options)
     return given
 
 
@@ -511,8 +483,7 @@ def put(given: Assignments, name: str, value: str | None) -> None:
     try:
         parsed = parser(value or "")
     except ValueError as exc:
-        # the JSON of storage_options may contain passwords
-        shown = name if parser is storage_options else f"{name}={without_secrets(value or '')}"
+        shown = f"{name}={without_secrets(value or '')}"
         rule = _rule(name) if parser is natural and about["bounds"] else exc
         raise UsageError(f"option {shown}: expected {rule}") from None
     check_bounds(name, parsed, value)

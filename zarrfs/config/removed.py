@@ -9,8 +9,13 @@ from collections.abc import Mapping
 
 # the name, with "_", and what to do instead, without a full stop: "set cache_dir= and read the keys once"
 OPTIONS: Mapping[str, str] = {
+    "array_cache": "a view keeps up to 256 MiB of decoded chunks",
+    "arrays": "view=arrays shows NAME.npy; its items begin after a header, which is 128 bytes for most arrays",
     "ca_bundle": "set SSL_CERT_FILE in the environment",
     "compat": "a file of an archive whose size is larger than its data cannot be read",
+    "document_limit": "documents may have up to 4 GiB",
+    "index_dir": "compiled documents are in the user's cache directory: set XDG_CACHE_HOME",
+    "missing_records": "`zarrfs check` counts missing record files; their chunks are absent, as for fsspec",
     "log_format": "lines of the log are text; the journal has the facts of a failure as fields",
     "metrics": "`zarrfs stats --prometheus` prints all mounts, for the textfile collector",
     "cache": "leave cache_dir= out: then nothing but the indexes of documents is kept, in XDG_CACHE_HOME",
@@ -30,6 +35,7 @@ OPTIONS: Mapping[str, str] = {
     "links": "read-only Zarr stores and views follow symbolic links, other directories show them",
     "record": "nothing is recorded; set cache_dir= and read the keys once",
     "transcode": "an array whose chunks readers cannot decode is left out of view=v2 and v3; view=arrays shows it",
+    "storage_options": "write -o s3.anon=true, or a section [storage.s3] in zarrfs.toml",
     "strict": "a bad entry fails when it is read, and `zarrfs check` lists all of them",
     "warm": "set cache_dir= and read the keys once",
     "workers": "chunks are decoded by threads of one process; for more, let several mounts share one cache_dir=",
@@ -49,8 +55,12 @@ OPTIONS: Mapping[str, str] = {
     "read_ahead": "leave it out; write /sys/class/bdi/MAJOR:MINOR/read_ahead_kb as root",
     "remount": "unmount and mount again",
 }
-# the command as typed, such as "refs merge"
+# a command, or an option of a command, as typed: "refs merge", "check --merge"
 COMMANDS: Mapping[str, str] = {
+    "check --merge": "each share writes a report of its own",
+    "check --report": "redirect the output of --json",
+    "check --twice": "check once; reads compare the versions of a target",
+    "commit --record-size": "write JSON, or Parquet with kerchunk",
     "completion": "click makes the script: _ZARRFS_COMPLETE=bash_source zarrfs",
     "config": "zarrfs mount -d logs each option and where it is set",
     "discard": "unmount, and remove the upper directory: rm -r",
@@ -61,6 +71,7 @@ COMMANDS: Mapping[str, str] = {
     "archive verify": "use `zarrfs check`",
     "archive diff": "copy the archive, and compare the directories: diff -r",
     "refs": "kerchunk and VirtualiZarr make, convert and merge reference sets; `zarrfs check` lists bad entries",
+    "refresh --set": "unmount, and mount again with the new options",
     "index": "the first mount or command compiles a document; its index is in the cache of the user",
     "cache": "a cache directory may be removed at any time (rm -r), and keeps to cache_size= by itself",
     "warm": "mount with cache_dir= and read the keys once",

@@ -6,7 +6,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 
 def size(text: str) -> int:
@@ -154,23 +154,6 @@ PLACE = r"[a-z][a-z0-9+]*(?:://[^/?#\s\\]+)?"  # a protocol, or PROTOCOL://HOST 
 def place_name(name: str) -> bool:
     """Return whether `name` is a protocol or PROTOCOL://HOST, for which there may be storage options."""
     return re.fullmatch(PLACE, name) is not None
-
-
-def storage_options(text: str) -> tuple[tuple[str, Mapping[str, object]], ...]:
-    """Parse a JSON object that has fsspec options for each protocol (s3), or server or bucket (s3://bucket)."""
-    expected = 'JSON such as {"s3": {"anon": true}}'
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as exc:
-        raise ValueError(f"{expected} ({exc})") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{expected}, an object")  # noqa: TRY004
-    for name, options in found.items():
-        if not place_name(name):
-            raise ValueError(f"{expected}: {json.dumps(name)} is neither a protocol nor PROTOCOL://HOST")
-        if not isinstance(options, dict):
-            raise ValueError(f"{expected}: the options of {name} are no object")  # noqa: TRY004
-    return tuple(found.items())
 
 
 _FILE_SIZE = 1 << 20  # bytes: the largest configuration file, or file with the value of an option

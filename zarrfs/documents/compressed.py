@@ -57,7 +57,7 @@ def expanding(file: IO[bytes], limit: int, source: str) -> IO[bytes]:
     """Return a reader that decompresses `file`, or `file` itself if it is not compressed.
 
     `file` must be seekable and at its beginning. read() of the decompressing reader raises SourceError if the data is
-    damaged or truncated, or expands to more than `limit` bytes (-o document_limit=).
+    damaged or truncated, or expands to more than `limit` bytes.
     """
     head = file.read(_MAGIC)
     file.seek(0)
@@ -86,7 +86,7 @@ class _Expanding(io.RawIOBase):
             raise SourceError(self._source, f"damaged {self._name} data: {exc}") from exc
         self._left -= len(data)
         if self._left < 0:
-            raise SourceError(self._source, f"expands to more than {self._limit} bytes (-o document_limit=)")
+            raise SourceError(self._source, f"expands to more than {self._limit} bytes")
         buffer[: len(data)] = data
         return len(data)
 

@@ -99,7 +99,7 @@ def payload(data: bytes, kind: int, limit: int) -> bytes:
     except zstandard.ZstdError as exc:
         raise DamagedBuffer(f"damaged: {exc}") from exc
     if left <= 0:
-        raise DamagedBuffer(f"more than {limit} bytes (-o document_limit=)")
+        raise DamagedBuffer(f"more than {limit} bytes")
     return b"".join(parts)
 
 
@@ -127,7 +127,7 @@ def snapshot(buffer: bytes, limit: int) -> Snapshot:
             node = _node(one)
             limit -= len(node.document) + len(node.path) + 1
             if limit < 0:
-                raise DamagedBuffer("more metadata than document_limit=")
+                raise DamagedBuffer("more metadata than the limit allows")
             nodes.append(node)
         ident = name_of(_ident(table, 12))
         flushed_at = table.number(3, U64)

@@ -209,7 +209,7 @@ class _Chunks:
     def _spend(self, size: int) -> None:
         self._left -= size
         if self._left < 0:
-            raise DamagedBuffer("inline chunks and URLs of more than document_limit= bytes")
+            raise DamagedBuffer("more inline chunks and URLs than the limit allows")
 
 
 class BadLocation(Exception):

@@ -86,7 +86,7 @@ METRICS = (
     Metric("zarrfs_chunks_decoded_total", ("arrays", "decoded"), "Chunks decoded, with a view."),
     Metric("zarrfs_decoded_hits_total", ("arrays", "hits"), "Uses of chunks that were cached decoded."),
     Metric("zarrfs_decoded_kept_bytes", ("arrays", "kept"), "Bytes of decoded chunks in memory."),
-    Metric("zarrfs_decoded_limit_bytes", ("arrays", "budget"), "Bytes of decoded chunks that array_cache allows."),
+    Metric("zarrfs_decoded_limit_bytes", ("arrays", "budget"), "Bytes of decoded chunks to keep at most."),
 )
 HOST_METRICS = (
     Metric("zarrfs_host_requests_total", ("requests",), "Requests to one server."),

@@ -61,7 +61,7 @@ class HttpSystem(System):
         """Return the entry; a path that the server redirects to itself with "/" at its end is a directory.
 
         Some servers do not support HEAD, or send no length with it: then one byte is requested. If that answer has no
-        length either, but contains the whole value, its bytes are counted, up to -o document_limit=.
+        length either, but contains the whole value, its bytes are counted, up to the limit of documents.
         """
         return await self._call(self._stat, path)
 

@@ -65,7 +65,7 @@ class System(abc.ABC):
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
         """Return the bytes [start, stop) of a value, cut at its end.
 
-        If `stop` is None, return all bytes to the end; raise ReadError if they exceed -o document_limit=.
+        If `stop` is None, return all bytes to the end; raise ReadError if they exceed document_limit.
         """
 
     @abc.abstractmethod
@@ -118,7 +118,7 @@ def checked_page(entries: list[tuple[str, Entry]], after: str, more: bool, where
 
 def too_large(where: str, limit: int) -> ReadError:
     """Return the error for a value that is too large to be fetched as a whole."""
-    return ReadError(where, f"more than {limit} bytes (-o document_limit=)")
+    return ReadError(where, f"more than {limit} bytes")
 
 
 _OUT = (429, 502, 503, 504, *range(520, 528))  # from gateways, or servers that are starting, stopping or too busy

@@ -2,8 +2,8 @@
 
 The number of a chunk in the grid of its array gives its record file and row. Record files are read on demand, and the
 memory of parsed ones is bounded. A record file that is unavailable or damaged fails only the reads of its own chunks.
-If a record file does not exist, its chunks are absent (unless missing_records=error): fsspec and kerchunk do not write
-a record file whose chunks are all absent.
+If a record file does not exist, its chunks are absent: fsspec and kerchunk do not write a record file whose chunks are
+all absent.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def open_set(plan: Plan, options: Options) -> ParquetStore:
     )
     limit = Bound(max(share, _LEAST), "memory_limit")
     if options.document_limit < limit.size:
-        limit = Bound(options.document_limit, "document_limit")
+        limit = Bound(options.document_limit)
     place: Directory | Remote
     if plan.url is not None:
         place = Remote(plan.url, options, limit)
     else:
         place = Directory(plan.path or "/", options.document_limit, limit)
-    return ParquetStore(place, targets, share, limit, plan.mtime_ns, options.missing_records == "absent")
+    return ParquetStore(place, targets, share, limit, plan.mtime_ns)
 
 
 class Chunk(NamedTuple):
@@ -85,8 +85,7 @@ class _NoRecord:
 class ParquetStore(Store):
     """A store for the set at `place`; `targets` reads its targets. `memory` bounds the bytes of parsed record files.
 
-    `limit`: the largest expanded size of a record file. `mtime_ns`: the mtime of every entry. `may_miss`: whether the
-    chunks of a record file that does not exist are absent; otherwise reading them is an error.
+    `limit`: the largest expanded size of a record file. `mtime_ns`: the mtime of every entry.
     """
 
     immutable = True
@@ -94,12 +93,12 @@ class ParquetStore(Store):
 
     def __init__(
         self, place: Directory | Remote, targets: TargetReader, memory: int, limit: Bound,
-        mtime_ns: int | None = None, may_miss: bool = True,
+        mtime_ns: int | None = None,
     ) -> None:  # fmt: skip
         from zarrfs.cache.memory import BlockCache
 
         self._place, self._targets, self._limit, self._mtime_ns = place, targets, limit, mtime_ns
-        self._may_miss, self._warned = may_miss, False
+        self._warned = False
         self._set: ParquetSet | None = None
         self._lock = trio.Lock()
         self._records: BlockCache[RecordFile | _NoRecord] = BlockCache(memory)
@@ -137,12 +136,9 @@ class ParquetStore(Store):
         """Count the absent record files of the arrays at and below `prefix`.
 
         The files are counted from listings or, if `ask`, by reading all record files of an array without a listing.
-        Return None if a listing is not available and `ask` is false or there are too many record files to read, and
-        with missing_records=error.
+        Return None if a listing is not available and `ask` is false or there are too many record files to read.
         """
         found = await self.opened()
-        if not self._may_miss:
-            return None
         absent = total = 0
         first = ""
         for array, grid in found.grids.items():
@@ -419,7 +415,7 @@ class ParquetStore(Store):
         try:
             data = await self._place.read(key)
         except TargetMissing as exc:
-            if self._may_miss and await self._place.absent(key, exc):
+            if await self._place.absent(key, exc):
                 return _NoRecord()
             raise
         await self._place.check()
@@ -439,8 +435,8 @@ class ParquetStore(Store):
                     many = f"absent record files: {counted.absent:,} of {counted.record_files:,}"
         finally:  # also if the command ends and cancels the count
             log.warning(
-                "%s: is not there (%s): its chunks count as absent, as fsspec and kerchunk write sparse arrays; "
-                "with -o missing_records=error they are errors", self._shown(array, number), many,
+                "%s: is not there (%s): its chunks count as absent, as fsspec and kerchunk write sparse arrays",
+                self._shown(array, number), many,
             )  # fmt: skip
 
     async def _existing_records(self, array: str, count: int) -> list[int]:

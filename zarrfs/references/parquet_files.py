@@ -39,7 +39,7 @@ class Directory:
     """
 
     def __init__(self, path: str, limit: int, record: Bound) -> None:
-        self._path, self._document, self._record = path, Bound(limit, "document_limit"), record
+        self._path, self._document, self._record = path, Bound(limit), record
         self.local = LocalFiles()
         self._version: tuple[int, ...] | None = None  # of `.zmetadata`
 

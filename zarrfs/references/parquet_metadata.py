@@ -31,13 +31,13 @@ _ESCAPED = {"/": "\\/", "\\u007f": "\x7f"}  # how ujson writes them
 
 
 class Bound(NamedTuple):
-    """A limit in bytes, and the option that sets it."""
+    """A limit in bytes, and the option that sets it, if there is one."""
 
     size: int
-    option: str
+    option: str = ""
 
     def __str__(self) -> str:
-        return f"more than {self.size} bytes (-o {self.option}=)"
+        return f"more than {self.size} bytes" + (f" (-o {self.option}=)" if self.option else "")
 
 
 def is_parquet_layout(document: bytes) -> bool:

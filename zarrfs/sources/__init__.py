@@ -135,7 +135,6 @@ def absolute_options(options: Options) -> Options:
         options,
         log_file=options.log_file and os.path.abspath(options.log_file),
         blobs=tuple(map(absolute, options.blobs)),
-        index_dir=options.index_dir and os.path.abspath(options.index_dir),
         base=options.base and (options.base if "://" in options.base else absolute_source(options.base)),
     )
 

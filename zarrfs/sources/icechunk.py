@@ -61,7 +61,7 @@ def plan_local(path: str, options: Options) -> Plan:
         except OSError as exc:
             raise SourceError(path, reason_of(exc), name) from exc
         if len(data) > options.document_limit:
-            raise SourceError(path, f"more than {options.document_limit} bytes (-o document_limit=)", name)
+            raise SourceError(path, f"more than {options.document_limit} bytes", name)
         return data
 
     async def plan(_: RemoteFiles, source: str, options: Options) -> Plan:

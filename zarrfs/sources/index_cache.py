@@ -19,8 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 
-from zarrfs.config.options import Options
-from zarrfs.errors import SourceError, UsageError, reason_of
+from zarrfs.errors import SourceError, reason_of
 from zarrfs.store.indexfile import read_notes
 
 _OURS = (".index", ".lock", ".tmp", ".known", ".names", ".netcdf")  # some of them from earlier versions
@@ -34,15 +33,14 @@ Index = tuple[str, dict[str, str]]  # the path of an index, and its notes
 
 
 class IndexCache:
-    """The directory of indexes: index_dir=, else one in the user's cache directory.
+    """The directory of indexes, in the user's cache directory.
 
-    If the latter cannot be used, new() makes a `temporary` directory instead.
+    If it cannot be used, new() makes a `temporary` directory instead.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self) -> None:
         self.temporary = False
-        self._asked = options.index_dir is not None
-        self.directory = _directory(options)
+        self.directory = usual_directory()
         self._problem: str | None = None
         try:
             os.makedirs(self.directory, mode=0o700, exist_ok=True)
@@ -92,13 +90,8 @@ class IndexCache:
 
     @contextlib.contextmanager
     def new(self) -> Iterator[str]:
-        """Provide a path to write an index to, and remove the file on exit unless keep() has renamed it.
-
-        Raise UsageError if index_dir= is set but cannot be used.
-        """
+        """Provide a path to write an index to, and remove the file on exit unless keep() has renamed it."""
         if self._problem is not None:
-            if self._asked:
-                raise UsageError(f"option index_dir={self.directory}: {self._problem}")
             self.directory, self.temporary = tempfile.mkdtemp(prefix="zarrfs-index-"), True
         self._sweep()
         scratch = os.path.join(self.directory, f".zarrfs-{secrets.token_hex(8)}.tmp")
@@ -137,10 +130,6 @@ class IndexCache:
 def _remove(path: str) -> None:
     with contextlib.suppress(OSError):
         os.unlink(path)
-
-
-def _directory(options: Options) -> str:
-    return os.path.abspath(options.index_dir) if options.index_dir else usual_directory()
 
 
 def usual_directory() -> str:

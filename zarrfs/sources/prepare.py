@@ -86,7 +86,7 @@ def remembered(path: str, options: Options) -> Plan | None:
         opened.enter_context(contextlib.closing(document))
         if not stat.S_ISREG(status.st_mode) or options.type == "zarr" or not document.settled():
             return None
-        known = IndexCache(options).find(_key(document.stamp(), options))
+        known = IndexCache().find(_key(document.stamp(), options))
         if known is None:
             return None
         return compile_document(dataclasses.replace(document, known=known), options, time.monotonic())
@@ -149,7 +149,7 @@ def fetch_remote(url: str, options: Options, deadline: float, until_compiled: co
     from zarrfs.sources.fetching import read_document
     from zarrfs.sources.zarrstore import plan_remote
 
-    cache = IndexCache(options)
+    cache = IndexCache()
     known: Index | None = None
 
     def recalled(stamp: str) -> bool:
@@ -170,7 +170,7 @@ def fetch_remote(url: str, options: Options, deadline: float, until_compiled: co
 
 def compile_document(document: Document, options: Options, deadline: float) -> Plan:
     """Plan a document, with its index from the cache directory or compiled now."""
-    cache = IndexCache(options)
+    cache = IndexCache()
     path, notes = document.known or _index(document, options, cache, deadline)
     return Plan(
         document.source, notes["kind"], index=path, temporary=cache.temporary, origin=document.origin,

@@ -107,7 +107,7 @@ def _document_of_set(path: str, limit: int) -> tuple[bytes, int]:
         if not stat.S_ISREG(status.st_mode):
             return b"", 0
         if status.st_size > limit:
-            raise SourceError(path, f"more than {limit} bytes (-o document_limit=; a plain Zarr store: -o type=zarr)")
+            raise SourceError(path, f"more than {limit} bytes (a plain Zarr store: -o type=zarr)")
         try:
             if not _holds(file, RECORD_SIZE):
                 return b"", 0

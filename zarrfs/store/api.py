@@ -8,8 +8,8 @@ from __future__ import annotations
 import abc
 import enum
 import stat
-from collections.abc import AsyncIterator, Hashable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Sequence
+from typing import Any, NamedTuple, cast
 
 from zarrfs.errors import InvalidKey, NameTooLong, NotFound, OutOfRange, ReadError, TargetChanged, TargetMissing
 from zarrfs.system.buffers import Buffer
@@ -394,18 +394,22 @@ def join_key(prefix: str, name: str) -> str:
 async def keys_below(store: Store, prefix: str) -> AsyncIterator[str]:
     """Yield the keys of list_prefix() by calling list_dir(); holds one open listing per level of directories."""
     levels = [(prefix, store.list_dir(prefix))]  # an explicit stack: trees may be deeper than Python's recursion limit
-    while levels:
-        above, listing = levels[-1]
-        try:
-            async for info in listing:
-                key = join_key(above, info.name)
-                if info.kind is Kind.DIRECTORY:
-                    levels.append((key, store.list_dir(key)))
-                    break
-                yield key
-            else:
-                levels.pop()
-        except NotFound:
-            if store.immutable or len(levels) == 1:
-                raise
-            levels.pop()  # removed since its parent was listed
+    try:
+        while levels:
+            above, listing = levels[-1]
+            try:
+                async for info in listing:
+                    key = join_key(above, info.name)
+                    if info.kind is Kind.DIRECTORY:
+                        levels.append((key, store.list_dir(key)))
+                        break
+                    yield key
+                else:
+                    levels.pop()
+            except NotFound:
+                if store.immutable or len(levels) == 1:
+                    raise
+                levels.pop()  # removed since its parent was listed
+    finally:
+        for _key, listing in reversed(levels):
+            await cast(AsyncGenerator[Info, None], listing).aclose()

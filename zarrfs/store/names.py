@@ -61,7 +61,7 @@ def may_be_hidden(name: str) -> bool:
 
 
 class Names:
-    """What is known of the names of one store; see the docstring of the module.
+    """A cache of listings and of answers about single names of one store; see the docstring of the module.
 
     `ttl`: seconds for which an answer is valid; `absent`: the same for absent names. `may_omit`: listings may lack the
     names of may_be_hidden().

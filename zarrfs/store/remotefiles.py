@@ -158,7 +158,7 @@ class RemoteFiles:
         return BlockRequest(system, path, low, min(high, low + PART), expected)
 
     async def read_all_at(self, system: System, path: str) -> bytes:
-        """Return all bytes at `path`, uncached; raise ReadError if they are more than -o document_limit=."""
+        """Return all bytes at `path`, uncached; raise ReadError if they are more than document_limit."""
         found = await self.blocks.ranges.call(system, path, lambda: system.fetch(path, 0, None))
         return bytes(found.data)
 

@@ -1,4 +1,4 @@
-"""What a mount requires, /dev/fuse and permissions, and what to do if the kernel or fusermount3 refuses it."""
+"""Check /dev/fuse and permissions before a mount, and explain why the kernel or fusermount3 has refused one."""
 
 from __future__ import annotations
 

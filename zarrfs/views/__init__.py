@@ -9,6 +9,8 @@ from zarrfs.config.options import Options
 from zarrfs.errors import UsageError
 from zarrfs.store.api import Store
 
+DECODED = 256 << 20  # bytes of decoded chunks to keep in memory
+
 
 def open_view(store: Store, options: Options, source: str = "") -> Store:
     """Return the view of `store` that options.view names; closing the view closes the store.
@@ -18,7 +20,7 @@ def open_view(store: Store, options: Options, source: str = "") -> Store:
     if options.view == "arrays":
         from zarrfs.views.arrays import ArraysView
 
-        return ArraysView(store, options.arrays == "raw", options.array_cache)
+        return ArraysView(store, DECODED)
     if options.view == "netcdf":
         from zarrfs.views.netcdf import NetCDFView, name_of
         from zarrfs.views.netcdf_header import missing_package
@@ -26,7 +28,7 @@ def open_view(store: Store, options: Options, source: str = "") -> Store:
         problem = missing_package()
         if problem is not None:
             raise UsageError(f"option view=netcdf: {problem}")
-        return NetCDFView(store, name_of(source), options.array_cache)
+        return NetCDFView(store, name_of(source), DECODED)
     from zarrfs.views.translated import TranslatedView
 
     return TranslatedView(store, 2 if options.view == "v2" else 3)

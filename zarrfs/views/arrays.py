@@ -1,8 +1,7 @@
 """-o view=arrays: groups of any Zarr generation as directories, each array as one flat file.
 
-The array `x` of a group appears as `x.npy`, with its attributes in `x.json`; with -o arrays=raw it appears as `x.bin`,
-and `x.json` also describes its contents. The attributes of the group are in `.attributes.json`. An array at the root
-of the store is named `array`.
+The array `x` of a group appears as `x.npy`, with its attributes in `x.json`. The attributes of the group are in
+`.attributes.json`. An array at the root of the store is named `array`.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from zarrfs.store.api import (
 )
 from zarrfs.views.flat_arrays import DecodedView, File, FlatArrays, Part
 from zarrfs.views.hierarchy import Node
-from zarrfs.zarr.dtypes import as_v2
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.model import ArrayMetadata
 
 ATTRIBUTES = ".attributes.json"  # of a group
 ROOT = "array"  # the name of an array at the root of its store
+_SUFFIXES = (".json", ".npy")  # of the files of an array, sorted
 _FRESH = 1.0  # seconds for which entries of a mutable store are cached
 _ENTRIES = 16_384  # files and directories to remember
 _AT_ONCE = 64  # nodes to look up concurrently
@@ -72,11 +71,9 @@ class ArraysView(DecodedView):
 
     name = "arrays"
 
-    def __init__(self, store: Store, raw: bool, budget: int) -> None:
-        """`raw`: files without headers; `budget`: bytes of decoded chunks to cache."""
+    def __init__(self, store: Store, budget: int) -> None:
+        """`budget`: bytes of decoded chunks to cache."""
         super().__init__(store, FlatArrays(store, budget))
-        self._raw = raw
-        self._suffixes = (".bin", ".json") if raw else (".json", ".npy")
         self._entries: LRU[str, tuple[float, _ViewEntry]] = LRU(_ENTRIES)  # with the time of the lookup
 
     # -- the Store protocol
@@ -89,7 +86,7 @@ class ArraysView(DecodedView):
         if entry.text is not None:
             raise NotDirectory(prefix)
         names = [] if entry.node.leaf else [info.name async for info in self.hierarchy.children(entry.node)]
-        taken = {name for name in names if name.endswith(self._suffixes)}
+        taken = {name for name in names if name.endswith(_SUFFIXES)}
         # an entry has the name of its child, perhaps with a suffix: it may follow `after` if that starts with the name
         names = sorted(name for name in names if name >= after or after.startswith(name))
         ahead = {name: self._info(name, file) for name, file in self._own_files(entry.node)}
@@ -149,7 +146,7 @@ class ArraysView(DecodedView):
             if child is not None and not child.leaf:
                 return _ViewEntry(child)
             base, dot, suffix = name.rpartition(".")
-            if found is None and base and dot + suffix in self._suffixes:
+            if found is None and base and dot + suffix in _SUFFIXES:
                 array = await self.hierarchy.node(join_key(prefix, base))
                 found = self._file(array, dot + suffix) if array is not None and array.leaf else None
         if found is None:
@@ -159,7 +156,7 @@ class ArraysView(DecodedView):
     def _own_files(self, group: Node) -> list[tuple[str, _ViewEntry]]:
         """Return the files of a directory that are not of a child: those of a root array, or a group's attributes."""
         if group.leaf:
-            made = [(ROOT + suffix, self._file(group, suffix)) for suffix in self._suffixes]
+            made = [(ROOT + suffix, self._file(group, suffix)) for suffix in _SUFFIXES]
             return [(name, file) for name, file in made if file is not None]
         attributes = group.metadata.attributes if group.metadata is not None else {}
         if group.problem is not None:
@@ -179,7 +176,7 @@ class ArraysView(DecodedView):
         if not node.leaf:
             return [self._info(name, _ViewEntry(node))]
         found = []
-        for suffix in self._suffixes:
+        for suffix in _SUFFIXES:
             file, called = self._file(node, suffix), name + suffix
             other = await self.hierarchy.node(path + suffix) if called in taken else None
             rule = name_rule(called)
@@ -202,9 +199,9 @@ class ArraysView(DecodedView):
             if not isinstance(array, ArrayMetadata):
                 raise MetadataError(node.problem or "no array")  # noqa: TRY301
             size, fortran = flat_size(array), is_fortran(array)
-            header = b"" if self._raw else npy_header(array.shape, array.dtype, fortran)
+            header = npy_header(array.shape, array.dtype, fortran)
             if suffix == ".json":
-                return _ViewEntry(node, _json(_description(array, fortran) if self._raw else dict(array.attributes)))
+                return _ViewEntry(node, _json(dict(array.attributes)))
         except MetadataError as exc:
             self.leave_out(node.path, str(exc))
             return None
@@ -221,14 +218,6 @@ class ArraysView(DecodedView):
 def _without_attributes(node: Node) -> ArrayMetadata | None:
     array = node.metadata
     return dataclasses.replace(array, attributes={}) if isinstance(array, ArrayMetadata) else None
-
-
-def _description(array: ArrayMetadata, fortran: bool) -> JSON:
-    """Describe the contents of a file without a header."""
-    return {
-        "shape": list(array.shape), "dtype": as_v2(array.dtype), "order": "F" if fortran else "C",
-        "attributes": dict(array.attributes),
-    }  # fmt: skip
 
 
 def _json(value: JSON) -> bytes:

@@ -218,7 +218,7 @@ class Chunks:
     def _check_room(self, key: str, size: int) -> None:
         """Raise ReadError for a chunk, or an index, of `size` bytes that does not fit in memory."""
         if size > max(self._cache.largest, quarter()) + KEPT:
-            raise ReadError(key, f"a chunk that takes {size} bytes, array_cache is {self._cache.largest}")
+            raise ReadError(key, f"a chunk of {size} bytes does not fit in memory")
 
     def _version_in(self, info: Info) -> ChunkVersion | None:
         return None if self._store.immutable else (info.size, info.mtime_ns, info.identity)

@@ -266,8 +266,8 @@ class FlatArray:
         self._warned = True
         band = self._width * self.chunks.size_of_chunk
         log.warning(
-            "%s: read in order it takes %d MiB of decoded chunks at once, array_cache is %d MiB: chunks will be "
-            "decoded again and again", self.chunks.node.path or "/", -(-band >> 20), self._cache.budget >> 20,
+            "%s: read in order it takes %d MiB of decoded chunks at once, more than the cache of %d MiB: chunks will "
+            "be decoded again and again", self.chunks.node.path or "/", -(-band >> 20), self._cache.budget >> 20,
         )  # fmt: skip
 
     async def _decode(self, numbers: Iterable[int]) -> None:
