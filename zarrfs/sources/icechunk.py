@@ -131,7 +131,7 @@ async def _indexed(plan: Plan, place: str, selected: Selected, options: Options,
     # The digest includes the place: a snapshot file only names its manifests, which differ between repositories.
     shape = repr((INDEX_VERSION, _LAYOUT, KIND, place)).encode("utf-8", "surrogateescape")
     digest = hashlib.sha256(shape + selected.content).hexdigest()
-    cache = IndexCache(options)
+    cache = IndexCache()
     deadline = time.monotonic() + WAIT
     # blocks while another process compiles the snapshot: nothing else runs in this child
     with cache.locked(digest, deadline) as found:
