@@ -86,8 +86,10 @@ def _run_through(recent: LRU[Index, int], index: Index) -> tuple[int, int, list[
         while (*before, high + step, *after) in recent:
             high += step
         run = [(*before, at, *after) for at in range(low, high + 1, step)]
-        others = any((*before, at, *after) in recent for at in range(low, high) if (at - low) % step)
-        if others or len(run) < _LEAST + (step > 1):
+        if len(run) < _LEAST + (step > 1) or any(
+            low < one[axis] < high and (one[axis] - low) % step and (one[:axis], one[axis + 1 :]) == (before, after)
+            for one in recent
+        ):  # too few, or several readers that only look like a stride
             continue
         numbers = [recent[one] for one in run]
         ascending = sum(1 if later > earlier else -1 for earlier, later in itertools.pairwise(numbers)) >= 0
