@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 from tests.conftest import DATA, PROGRAM, run
 from tests.copying.test_check import Targets
+from tests.zarrsamples import SAMPLES
 from zarrfs import sources
 from zarrfs.cli import common, main
 from zarrfs.config import options
@@ -378,7 +379,8 @@ def test_ls_and_check_of_a_zarr_store_find_every_file(name: str) -> None:
     store = DATA / "zarr" / name
     below = sorted(str(path.relative_to(store)) for path in store.rglob("*"))
     assert sorted(zarrfs("ls", "-R", str(store)).stdout.splitlines()) == below
-    about = json.loads(zarrfs("check", "--json", str(store)).stdout)
+    decoded = all(sample.decoded for sample in SAMPLES if sample.store == store)  # some codecs zarrfs does not have
+    about = json.loads(zarrfs("check", "--json", str(store), *(() if decoded else ("--no-decode",))).stdout)
     files = [path for path in store.rglob("*") if path.is_file()]
     assert (about["clean"], about["ok"]) == (True, len(files))
     assert about["bytes_read"] == sum(path.stat().st_size for path in files)
