@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 def _option(
-    scope: str, group: str, default: T, parse: Callable[[str], Any], metavar: str, help: str, many: bool = False,
+    group: str, default: T, parse: Callable[[str], Any], metavar: str, help: str, many: bool = False,
     bounds: tuple[str, str] | None = None,
 ) -> T:  # fmt: skip
     """Make a row of the table; `bounds` are the least and the greatest value, as a user would write them.
@@ -48,7 +48,7 @@ def _option(
     return dataclasses.field(
         default=default,
         metadata={
-            "scope": scope, "group": group, "parse": parse, "metavar": metavar, "help": help, "many": many,
+            "group": group, "parse": parse, "metavar": metavar, "help": help, "many": many,
             "bounds": bounds,
         },
     )  # fmt: skip
@@ -63,181 +63,181 @@ _NOUNS = {seconds: "a time", lifetime: "a time or forever", size: "a size", natu
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Every option of zarrfs, parsed; field metadata holds scope, group, parser, metavar and help.
+    """Every option of zarrfs, parsed; field metadata holds group, parser, metavar and help.
 
     -o accepts every option in every command. The groups are the headings of the documentation.
     """
 
     # -- Source
     type: str | None = _option(
-        "source", "Source", None, words("references", "archive", "zarr", "icechunk"), "KIND",
+        "Source", None, words("references", "archive", "zarr", "icechunk"), "KIND",
         "Open SOURCE as KIND: references, archive, zarr or icechunk. By default name and content decide; set it when "
         "they decide wrongly.",
     )
     branch: str | None = _option(
-        "source", "Source", None, text, "NAME",
+        "Source", None, text, "NAME",
         "Icechunk: show the latest snapshot of this branch; `zarrfs refresh` moves on to newer ones. Default: main.",
     )
-    tag: str | None = _option("source", "Source", None, text, "NAME", "Icechunk: show the snapshot with this tag.")
+    tag: str | None = _option("Source", None, text, "NAME", "Icechunk: show the snapshot with this tag.")
     snapshot: str | None = _option(
-        "source", "Source", None, text, "ID", "Icechunk: show the snapshot with this ID."
+        "Source", None, text, "ID", "Icechunk: show the snapshot with this ID."
     )
     base: str | None = _option(
-        "source", "Source", None, text, "URL",
+        "Source", None, text, "URL",
         "Reference sets: resolve relative URLs of targets against URL. By default they are relative to the document; "
         "set it when document and data do not lie together.",
     )
     blobs: tuple[str, ...] = _option(
-        "source", "Source", (), text, "PLACE",
+        "Source", (), text, "PLACE",
         "Archives: read blobs from PLACE: a directory or URL with a file for each blobref, or flux: for the "
         "running Flux instance. Repeatable; searched in the order given.", many=True,
     )
     members: tuple[str, ...] = _option(
-        "source", "Source", (), paths, "PATHS",
+        "Source", (), paths, "PATHS",
         "Zarr on a server that cannot list: paths of groups and arrays to show, such as temp,wind/u. Set it when the "
         "store has no consolidated metadata. Repeatable.", many=True,
     )
     # -- Trust
     allow: tuple[str, ...] = _option(
-        "source", "Trust", (), allowed, "WHAT",
+        "Trust", (), allowed, "WHAT",
         "Let a reference set reach what it may not by default: file (local files), private (addresses that are not "
         "public), credentials (yours), the name of a protocol, or all. For sets that you trust (docs/security.md). "
         "Repeatable.",
         many=True,
     )
     allow_path: tuple[str, ...] = _option(
-        "source", "Trust", (), directory, "DIR",
+        "Trust", (), directory, "DIR",
         "Let reference sets reach local files beneath DIR, and no others; needed for a mount by root with "
         "allow_other. Symbolic links of a Zarr store may then lead out of it, to files beneath DIR. Repeatable.",
         many=True,
     )
     # -- Views
     view: str | None = _option(
-        "source", "Views", None, words("v2", "v3", "arrays", "netcdf"), "VIEW",
+        "Views", None, words("v2", "v3", "arrays", "netcdf"), "VIEW",
         "Show a Zarr store or a reference set in another form: in the Zarr version v2 or v3 (docs/zarr-views.md), its "
         "arrays as plain files (arrays, docs/zarr-views.md), or the whole as NetCDF-4 (netcdf, docs/netcdf.md). "
         "Default: as it is.",
     )
     # -- Writing
     upperdir: str | None = _option(
-        "source", "Writing", None, directory, "DIR",
+        "Writing", None, directory, "DIR",
         "Make the mount writable: changes are stored in DIR and shown over the source, which stays as it is "
         "(docs/writes.md).",
     )
     ro: bool = _option(
-        "mount", "Writing", False, flag, "",
+        "Writing", False, flag, "",
         "Mount read-only, also with an upperdir=. Without an upperdir=, mounts are read-only by default; rw instead "
         "lets `zarrfs mount` change a local directory itself (docs/writes.md).",
     )
     # -- Cache and memory
     memory_limit: int | None = _option(
-        "fetch", "Cache and memory", None, size, "SIZE",
+        "Cache and memory", None, size, "SIZE",
         "Use up to SIZE of memory for cached, prefetched and requested bytes. Default: a quarter of the memory, at "
         "most 1GiB.",
         bounds=_MEMORY,
     )
     prefetch: int = _option(
-        "fetch", "Cache and memory", 64 << 20, size, "SIZE",
+        "Cache and memory", 64 << 20, size, "SIZE",
         "Fetch up to SIZE ahead of a sequential reader; 0B turns it off. Lower it if `zarrfs stats` shows many blocks "
         "that were fetched ahead for nothing.",
         bounds=_MANY,
     )
     cache_dir: str | None = _option(
-        "fetch", "Cache and memory", None, directory, "DIR",
+        "Cache and memory", None, directory, "DIR",
         "Cache fetched blocks in DIR, where they outlive the mount; processes and nodes may share it. Without it, "
         "blocks are cached in memory only.",
     )
     cache_size: int = _option(
-        "fetch", "Cache and memory", 10 << 30, size, "SIZE",
+        "Cache and memory", 10 << 30, size, "SIZE",
         "Keep cache_dir= below SIZE: the blocks unused for longest are evicted.", bounds=("1MiB", "1EiB"),
     )
     metadata_ttl: float = _option(
-        "fetch", "Cache and memory", 300.0, lifetime, "TIME",
+        "Cache and memory", 300.0, lifetime, "TIME",
         "Stores behind URLs: cache names, sizes and absences for TIME before asking the server again. Set forever for "
         "stores that never change.", bounds=_KEPT,
     )
     # -- Network
     retries: int = _option(
-        "fetch", "Network", 4, natural, "N",
+        "Network", 4, natural, "N",
         "Repeat a failed request up to N times, if its server answers others. 0 also turns off waiting for servers "
         "that are down.",
         bounds=("0", "1000"),
     )
     read_timeout: float = _option(
-        "fetch", "Network", 300.0, seconds, "TIME",
+        "Network", 300.0, seconds, "TIME",
         "Let one read(2) take up to TIME, with all its requests; then it fails with EIO. A server that is down is "
         "waited for until then. A request that takes longer than a fifth of TIME is repeated.", bounds=_WAIT,
     )
     host_requests: int = _option(
-        "fetch", "Network", 32, natural, "N",
+        "Network", 32, natural, "N",
         "Send up to N requests to one server at a time. Lower it if the server throttles.", bounds=("1", "10000"),
     )
     missing_status: tuple[int, ...] = _option(
-        "fetch", "Network", (404, 410), statuses, "STATUSES",
+        "Network", (404, 410), statuses, "STATUSES",
         "Zarr stores over HTTP: the statuses that mean that a key does not exist. Set 404,403 for buckets that answer "
         "403 to clients without the right to list. For targets of reference sets each of them is an error.",
         many=True,
     )
     # -- Ownership and permissions
     allow_other: bool = _option(
-        "mount", "Ownership and permissions", False, flag, "",
+        "Ownership and permissions", False, flag, "",
         "Let other users use the mount. An ordinary user needs user_allow_other in /etc/fuse.conf.",
     )
     allow_root: bool = _option(
-        "mount", "Ownership and permissions", False, flag, "",
+        "Ownership and permissions", False, flag, "",
         "Let root use the mount, beside its owner. An ordinary user needs user_allow_other in /etc/fuse.conf.",
     )
     uid: int | None = _option(
-        "mount", "Ownership and permissions", None, user_id, "UID",
+        "Ownership and permissions", None, user_id, "UID",
         "Show all files as owned by user UID. Default: the user who mounts.",
     )
     gid: int | None = _option(
-        "mount", "Ownership and permissions", None, user_id, "GID",
+        "Ownership and permissions", None, user_id, "GID",
         "Show all files as owned by group GID. Default: the group of the user who mounts.",
     )
     umask: int = _option(
-        "mount", "Ownership and permissions", 0, octal, "MODE",
+        "Ownership and permissions", 0, octal, "MODE",
         "Remove these permission bits from all files and directories.",
     )
     guard: bool = _option(
-        "mount", "Ownership and permissions", False, flag, "",
+        "Ownership and permissions", False, flag, "",
         "Take all permissions off the directory beneath the mount, so that a reader gets an error, not an empty "
         "directory, while nothing is mounted.",
     )
     hold: bool = _option(
-        "mount", "Daemon", False, flag, "",
+        "Daemon", False, flag, "",
         "Keep the mount until `zarrfs umount`, or until all owner= have ended: SIGTERM and a plain umount do nothing. "
         "Set it in batch jobs, whose scheduler sends SIGTERM long before the job ends. Implies guard.",
     )
     owner: tuple[int, ...] = _option(
-        "mount", "Daemon", (), natural, "PID",
+        "Daemon", (), natural, "PID",
         "Unmount when process PID has ended, as soon as the mount is not in use. Repeatable: when all have ended.",
         many=True, bounds=("1", "4194304"),
     )
     # -- Kernel caching
     attr_timeout: float | None = _option(
-        "mount", "Kernel caching", None, seconds, "TIME",
+        "Kernel caching", None, seconds, "TIME",
         "Let the kernel cache attributes for TIME. Default: 1s, 1d for immutable sources.", bounds=_KEPT,
     )
     # -- Daemon
     foreground: bool = _option(
-        "process", "Daemon", False, flag, "",
+        "Daemon", False, flag, "",
         "Stay in the foreground and log to standard error; Ctrl-C unmounts. Set it under systemd and in containers.",
     )
     log_file: str | None = _option(
-        "process", "Daemon", None, local, "FILE",
+        "Daemon", None, local, "FILE",
         "Append the log to FILE. Default: the journal or syslog, standard error in the foreground.",
     )
     log_level: str = _option(
-        "process", "Daemon", "info", words("debug", "info", "warning", "error"), "LEVEL",
+        "Daemon", "info", words("debug", "info", "warning", "error"), "LEVEL",
         "Log messages of this level and above: debug, info, warning or error.",
     )
     config: str | None = _option(
-        "process", "Daemon", None, path, "FILE",
+        "Daemon", None, path, "FILE",
         "Read options from FILE instead of the user's zarrfs.toml (docs/configuration.md).",
     )
     fsname: str | None = _option(
-        "mount", "Daemon", None, text, "NAME", "Show NAME as the source in the output of mount(8). Default: SOURCE."
+        "Daemon", None, text, "NAME", "Show NAME as the source in the output of mount(8). Default: SOURCE."
     )
     # internal: cached facts about targets from before this time (seconds since 1970) are stale; set by a refresh
     asked_since: float = 0.0
