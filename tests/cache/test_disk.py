@@ -1,54 +1,100 @@
-"""The disk cache: pieces and runs, damaged segments, and a directory that is shared, missing or not usable."""
+"""The cache on disk: damaged and foreign files, the bound that du measures, full disks, killed writers, leases."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import multiprocessing
 import os
+import random
+import shutil
+import signal
 import socket
 import stat
+import subprocess
 import threading
+import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
-from tests.cache.diskblocks import (
-    MIB,
-    ONE,
-    TWO,
-    flip,
-    flush,
-    found,
-    remember,
-    rows,
-    segment_of,
-    segments,
-    write,
-)
-from zarrfs.cache.disk import DiskCache
-from zarrfs.cache.diskfiles import INDEX, LAYOUT
-from zarrfs.cache.diskindex import IndexRow
+from tests.conftest import tmpfs
+from zarrfs.cache.disk import DiskCache, Turn
 from zarrfs.net.versions import TargetVersion
 
+MIB = 1 << 20
 SIZE = 256 * MIB
 T = "https://host/data.nc"
+ONE, TWO = TargetVersion('"one"', 1 << 40), TargetVersion('"two"', 1 << 40)
+KILLS = int(os.environ.get("ZARRFS_TEST_KILLS", "10"))
+FORK = multiprocessing.get_context("fork")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system, or gives a directory away")
 
-# -- pieces of a unit
+
+def content(target: str, version: TargetVersion, start: int, stop: int) -> bytes:
+    """Return the bytes [start, stop) of a target, which are the same in every process."""
+    pattern = random.Random(ascii((target, version))).randbytes(100_003)
+    first = start % len(pattern)
+    return (pattern * ((first + stop - start) // len(pattern) + 1))[first : first + stop - start]
 
 
-# -- damaged files
+def write(
+    cache: DiskCache, start: int, stop: int, target: str = T, version: TargetVersion = ONE, run: bool = False
+) -> None:  # fmt: skip
+    cache.write(target, version, start, content(target, version, start, stop), run)
 
 
-def replaced(make: Callable[[Path], object]) -> Callable[[Path, IndexRow], None]:
-    def damage(path: Path, row: IndexRow) -> None:
+def found(cache: DiskCache, start: int, stop: int, target: str = T, version: TargetVersion = ONE) -> bool:
+    """Return whether the cache has a range, and check the bytes: read at once, in a thread, or left on the disk."""
+    expected = content(target, version, start, stop)
+    with contextlib.suppress(BlockingIOError):
+        data = cache.read(target, version, start, stop, now=True)
+        assert data is None or bytes(data) == expected  # type: ignore[arg-type]
+    large = cache.read(target, version, start, stop, again=True, stays=True)
+    if hasattr(large, "name"):
+        part = cache.part(large, 5, 100)  # type: ignore[arg-type]
+        assert part is None or bytes(part) == expected[5:105]
+    data = cache.read(target, version, start, stop, again=True)
+    assert data is None or bytes(data) == expected  # type: ignore[arg-type]
+    return data is not None
+
+
+def blocks(directory: Path) -> list[Path]:
+    """Return the files of blocks and records, the smallest first."""
+    return sorted((path for path in directory.glob("zarrfs-*/*")), key=lambda path: path.lstat().st_size)
+
+
+def taken(directory: Path) -> int:
+    """Return the bytes that a directory occupies, as du(1) counts them; files may disappear meanwhile."""
+    done = subprocess.run(["du", "-s", "--block-size=1", directory], capture_output=True, text=True, check=False)
+    return int(done.stdout.split()[0])
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+# -- damaged and foreign files
+
+
+def replaced(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
         path.unlink()
         make(path)
 
     return damage
 
 
-def to_a_link(path: Path, row: IndexRow) -> None:
-    good = path.rename(path.parent / "elsewhere")
-    path.symlink_to(good)
+def flip(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 4
+    path.write_bytes(data)
+
+
+def to_a_link(path: Path) -> None:
+    path.symlink_to(path.rename(path.parent / "elsewhere"))
 
 
 def to_a_socket(path: Path) -> None:
@@ -61,154 +107,109 @@ def to_a_socket(path: Path) -> None:
         os.chdir(here)
 
 
-DAMAGES: dict[str, Callable[[Path, IndexRow], None]] = {
-    **{f"flip {place}": lambda path, row, place=place: flip(path, row.offset + place % row.length)
-       for place in (0, 72, 5000, -1)},
-    **{f"cut to {length}": lambda path, row, length=length: os.truncate(path, row.offset + length)
-       for length in (0, 1, 5000)},
-    "emptied": lambda path, row: os.truncate(path, 0),
-    "zeros": lambda path, row: path.write_bytes(bytes(path.stat().st_size)) and None,
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    **{f"flip {place}": lambda path, place=place: flip(path, place) for place in (0, 5, 9, 17, 5000, -1)},
+    **{f"cut to {length}": lambda path, length=length: os.truncate(path, length) for length in (0, 1, 16, 5000)},
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"x") and None,
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)) and None,
     "directory": replaced(Path.mkdir),
     "fifo": replaced(os.mkfifo),
     "socket": replaced(to_a_socket),
     "dangling link": replaced(lambda path: path.symlink_to("/nowhere")),
     "link to the good one": to_a_link,
-}  # fmt: skip
+}
 
 
-@pytest.mark.parametrize("run", [False, True], ids=["block", "run"])
+@pytest.mark.parametrize("length", [10_000, 3 * MIB])
 @pytest.mark.parametrize("how", DAMAGES)
-def test_a_damaged_block_is_a_miss_and_can_be_written_again(how: str, run: bool, tmp_path: Path) -> None:
+def test_a_damaged_block_is_a_miss_and_can_be_written_again(how: str, length: int, tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), SIZE)
-    write(cache, T, 0, 10)
-    write(cache, T, 4096, 14_096, run=run)
-    row = next(row for row in rows(tmp_path) if row.length == 10_000)
-    DAMAGES[how](segment_of(tmp_path, row), row)
-    assert not found(cache, T, 4096, 14_096)
+    write(cache, 0, 10)
+    write(cache, 4096, 4096 + length)
+    DAMAGES[how](blocks(tmp_path)[-1])
+    assert not found(cache, 4096, 4096 + length)
     assert cache.stats()["errors"] >= 1
-    flush(cache)
-    assert not [row for row in rows(tmp_path) if row.length == 10_000]
+    assert found(cache, 0, 10)
     again = DiskCache(str(tmp_path), SIZE)
-    write(again, T, 4096, 14_096, run=run)
-    assert found(again, T, 4096, 14_096)
+    write(again, 4096, 4096 + length)
+    assert found(again, 4096, 4096 + length)
 
 
 @pytest.mark.parametrize("how", DAMAGES)
 def test_a_damaged_version_record_is_a_miss_and_can_be_written_again(how: str, tmp_path: Path) -> None:
-    cache = DiskCache(str(tmp_path), SIZE)
-    version = TargetVersion("e" * 6000, 3)
-    remember(cache, T, version)
-    [row] = rows(tmp_path)
-    DAMAGES[how](segment_of(tmp_path, row), row)
+    cache, version = DiskCache(str(tmp_path), SIZE), TargetVersion("e" * 6000, 3)
+    cache.remember(T, version)
+    assert cache.version(T, 0) == version
+    assert cache.version(T, time.time() + 10) is None
+    DAMAGES[how](blocks(tmp_path)[-1])
     assert cache.version(T, 0) is None
-    again = DiskCache(str(tmp_path), SIZE)
-    remember(again, T, version)
-    assert again.version(T, 0) == version
+    cache.remember(T, version)
+    assert cache.version(T, 0) == version
 
 
-@pytest.mark.parametrize("place", [0, 10, 16, 24, 32, 40, 44, 48, 63])
-def test_a_damaged_index_row_is_a_miss(place: int, tmp_path: Path) -> None:
+def test_a_block_in_place_of_another_is_refused(tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), SIZE)
-    write(cache, T, 0, 1000)
-    index = tmp_path / LAYOUT / INDEX
-    at = next(at for at in range(0, index.stat().st_size, 64) if any(index.read_bytes()[at : at + 16]))
-    flip(index, at + place)
-    assert not found(cache, T, 0, 1000)
-    write(cache, T, 0, 1000)
-    assert found(cache, T, 0, 1000)
+    write(cache, 0, 1000)
+    write(cache, 1000, 2000)
+    one, two = blocks(tmp_path)
+    one.replace(two)
+    assert [found(cache, start, start + 1000) for start in (0, 1000)] == [False, False]
 
 
-@pytest.mark.parametrize("size", [0, 1, 4095, 5000])
-def test_a_truncated_index_can_be_written_to_again(size: int, tmp_path: Path) -> None:
+def test_a_directory_with_content_in_place_of_a_block_is_left_alone(tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), SIZE)
-    write(cache, T, 0, 1000)
-    os.truncate(tmp_path / LAYOUT / INDEX, size)
-    for one in (cache, DiskCache(str(tmp_path), SIZE)):
-        found(one, T, 0, 1000)
-        write(one, T, 0, 1000)
-        assert found(one, T, 0, 1000)
-
-
-def test_a_segment_in_place_of_another_is_refused(tmp_path: Path) -> None:
-    caches = [DiskCache(str(tmp_path), SIZE) for _ in range(2)]
-    for number, cache in enumerate(caches):  # each cache has a segment of its own
-        write(cache, T, number * 1000, number * 1000 + 1000)
-    one, two = segments(tmp_path)
-    os.replace(one, two)
-    assert [found(caches[0], T, start, start + 1000) for start in (0, 1000)].count(True) == 0
-
-
-def test_a_directory_with_content_in_place_of_a_segment(tmp_path: Path) -> None:
-    cache = DiskCache(str(tmp_path), SIZE)
-    write(cache, T, 0, 1000)
-    [path] = segments(tmp_path)
+    write(cache, 0, 1000)
+    [path] = blocks(tmp_path)
     path.unlink()
     path.mkdir()
     (path / "x").touch()
     for _ in range(2):
-        assert not found(cache, T, 0, 1000)
-        flush(cache)
-    write(cache, T, 0, 1000)
-    assert found(cache, T, 0, 1000)
+        assert not found(cache, 0, 1000)
+        write(cache, 0, 1000)
+    write(cache, 5000, 6000)
+    assert found(cache, 5000, 6000)
     assert (path / "x").exists()
+
+
+def test_foreign_files_and_earlier_layouts_are_left_alone(tmp_path: Path) -> None:
+    for name in ("zarrfs-blocks-1/00", "zarrfs-blocks-2", "zarrfs-blocks-3", "blobs"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "mine").write_bytes(bytes(200_000))
+    cache = DiskCache(str(tmp_path), 2 * MIB)
+    for number in range(60):
+        write(cache, number * MIB, number * MIB + 200_000)
+    assert found(cache, 59 * MIB, 59 * MIB + 200_000)
+    assert cache.stats()["evicted"] > 20
+    assert len(list(tmp_path.rglob("mine"))) == 4
 
 
 # -- versions and ranges
 
 
-@pytest.mark.parametrize("run", [False, True], ids=["block", "run"])
-def test_another_target_version_or_range_is_a_miss(run: bool, tmp_path: Path) -> None:
+def test_another_target_version_or_range_is_a_miss(tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), SIZE)
-    write(cache, T, 0, 1000, run=run)
-    assert cache.read(T, ONE, 0, 1000) is not None
-    others = [(T, TWO, 0, 1000), (T, ONE._replace(size=7), 0, 1000), (T + "x", ONE, 0, 1000), (T, ONE, 999, 1001)]
-    for target, version, start, stop in others + ([] if run else [(T, ONE, 0, 999), (T, ONE, 1, 1000)]):
-        assert cache.read(target, version, start, stop) is None
-    assert cache.stats()["hits"] == 1
-    assert cache.stats()["misses"] == (4 if run else 6)
+    write(cache, 0, 1000)
+    assert found(cache, 0, 1000)
+    assert not found(cache, 0, 1000, version=TWO)
+    assert not found(cache, 0, 1000, version=ONE._replace(size=7000))
+    assert not found(cache, 0, 1000, T + "x")
+    for start, stop in ((0, 999), (1, 1000), (999, 1001)):
+        assert not found(cache, start, stop)
 
 
-def test_any_range_within_a_run_is_found(tmp_path: Path) -> None:
-    cache = DiskCache(str(tmp_path), SIZE)
-    write(cache, T, MIB - 5000, 3 * MIB + 5000, run=True)
-    assert len(rows(tmp_path)) == 4
-    again = DiskCache(str(tmp_path), SIZE)
-    for start, stop in ((MIB - 5000, MIB), (MIB - 1, MIB + 1), (MIB + 7, MIB + 8), (2 * MIB - 500, 3 * MIB - 600)):
-        assert found(again, T, start, stop)
-    assert not found(again, T, MIB - 5001, MIB)
-    assert not found(again, T, 3 * MIB, 3 * MIB + 5001)
-    first = next(row for row in rows(tmp_path) if row.length == 5000)
-    flip(segment_of(tmp_path, first), first.offset + 8)
-    assert found(again, T, MIB + 7, MIB + 8)  # the other pieces remain
-
-
-# -- the directory
-
-
-def test_opening_and_reading_create_no_files(tmp_path: Path) -> None:
-    cache = DiskCache(str(tmp_path / "new"), 1 << 40)
-    assert not found(cache, T, 0, 1000)
-    assert cache.version(T, 0) is None
-    cache.close()
-    assert os.listdir(tmp_path) == []
-    assert cache.stats()["errors"] == 0
-
-
-def test_a_large_range_is_found_within_a_run(tmp_path: Path) -> None:
-    cache = DiskCache(str(tmp_path), SIZE)
-    write(cache, T, MIB // 2, 4 * MIB, run=True)
-    assert found(cache, T, MIB // 2, 4 * MIB)
-    assert found(cache, T, MIB, 3 * MIB + 5)
-    assert not found(cache, T, 0, 3 * MIB)
-    assert not found(cache, T, MIB, 4 * MIB + 1)
-
-
-def test_two_caches_share_a_directory_and_write_a_block_once(tmp_path: Path) -> None:
-    one, two = DiskCache(str(tmp_path), SIZE), DiskCache(str(tmp_path), SIZE)
-    write(one, T, 0, 1000)
-    assert found(two, T, 0, 1000)
-    write(two, T, 0, 1000)
-    assert (one.stats()["writes"], two.stats()["writes"]) == (1, 0)
+def test_any_range_within_the_whole_units_of_a_run_is_found(tmp_path: Path) -> None:
+    cache, unit = DiskCache(str(tmp_path), SIZE), 256 << 10
+    write(cache, MIB, 3 * MIB, run=True)
+    short = TargetVersion('"short"', MIB + 5000)
+    write(cache, MIB, MIB + 5000, version=short, run=True)
+    for start, stop in ((MIB, MIB + 10), (MIB + unit - 1, MIB + unit + 1), (MIB + 7, 3 * MIB), (MIB, 3 * MIB)):
+        assert found(cache, start, stop)
+    assert found(cache, MIB + 100, MIB + 5000, version=short)
+    assert not found(cache, MIB - 1, MIB + 1)
+    assert not found(cache, 3 * MIB - 1, 3 * MIB + 1)
+    flip(blocks(tmp_path)[-1], -1)
+    fresh = DiskCache(str(tmp_path), SIZE)
+    assert sum(found(fresh, at, at + 100) for at in range(MIB, 3 * MIB, unit)) == 7
 
 
 def test_threads_share_one_cache(tmp_path: Path) -> None:
@@ -218,9 +219,9 @@ def test_threads_share_one_cache(tmp_path: Path) -> None:
         try:
             for number in range(60):
                 start = (number * 7 + seed) % 40 * 10_000
-                found(cache, T, start, start + 10_000)
-                write(cache, T, start, start + 10_000, run=number % 3 == 0)
-                assert found(cache, T, start, start + 10_000) or number % 3 == 0  # a longer run may replace it
+                found(cache, start, start + 10_000)
+                write(cache, start, start + 10_000)
+                assert found(cache, start, start + 10_000)
         except BaseException as exc:
             wrong.append(exc)
 
@@ -232,57 +233,263 @@ def test_threads_share_one_cache(tmp_path: Path) -> None:
     assert wrong == []
 
 
-def test_other_layouts_are_left_alone(tmp_path: Path) -> None:
-    for name in ("zarrfs-blocks-0", "zarrfs-blocks-3", "mine"):
-        (tmp_path / name / "00").mkdir(parents=True)
-        (tmp_path / name / "00" / ("0" * 30)).write_bytes(b"x")
-    cache = DiskCache(str(tmp_path), SIZE)
-    write(cache, T, 0, 1000)
-    assert found(cache, T, 0, 1000)
-    assert sorted(os.listdir(tmp_path)) == ["mine", "zarrfs-blocks-0", LAYOUT, "zarrfs-blocks-3"]
-    assert len(list(tmp_path.glob(f"*/00/{'0' * 30}"))) == 3
+# -- the directory
+
+
+def test_reading_creates_no_files_and_a_removed_directory_is_made_again(tmp_path: Path) -> None:
+    cache = DiskCache(str(tmp_path / "new"), 1 << 40)
+    assert not found(cache, 0, 1000)
+    assert cache.version(T, 0) is None
+    assert os.listdir(tmp_path) == []
+    for _ in range(2):
+        write(cache, 0, 1000)
+        assert found(cache, 0, 1000)
+        shutil.rmtree(tmp_path / "new")
+        assert not found(cache, 0, 1000)
+    assert cache.stats()["errors"] == 0
 
 
 def test_new_parent_directories_are_writable_by_their_owner_alone(tmp_path: Path) -> None:
     """Even with umask 0, as in the daemon of a writable mount: otherwise other users could add their own blocks."""
     umask = os.umask(0)
     try:
-        write(DiskCache(str(tmp_path / "a/b/c"), SIZE), T, 0, 1000)
+        write(DiskCache(str(tmp_path / "a/b/c"), SIZE), 0, 1000)
     finally:
         os.umask(umask)
-    modes = [stat.S_IMODE((tmp_path / path).stat().st_mode) for path in ("a", "a/b", "a/b/c")]
-    assert modes == [0o755, 0o755, 0o700]
+    made = ["a", "a/b", "a/b/c", "a/b/c/zarrfs-blocks-3"]
+    modes = [stat.S_IMODE((tmp_path / path).stat().st_mode) for path in made]
+    assert modes == [0o755, 0o755, 0o700, 0o700]
 
 
-@pytest.mark.parametrize("which", ["directory", "index", "segment"])
-def test_links_lead_nowhere(which: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The cache never follows a symbolic link in place of its directory, its index or a segment."""
-    cache, other = tmp_path / "c", tmp_path / "other"
-    write(DiskCache(str(cache), SIZE), T, 0, 1000)
-    linked = {"directory": cache / LAYOUT, "index": cache / LAYOUT / INDEX, "segment": segments(cache)[0]}[which]
-    linked.rename(other)
-    linked.symlink_to(other)
-    before = {path: path.stat().st_mtime_ns for path in (other, *other.rglob("*"))}
-    fresh = DiskCache(str(cache), SIZE)
-    assert not found(fresh, T, 0, 1000)
-    write(fresh, T, 0, 1000)
-    assert found(fresh, T, 0, 1000) == (which == "segment")
-    assert {path: path.stat().st_mtime_ns for path in (other, *other.rglob("*"))} == before
-    assert ("nothing is cached for now" in caplog.text or "cannot be read" in caplog.text) == (which != "segment")
+def test_a_link_in_place_of_the_directory_leads_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(DiskCache(str(tmp_path), SIZE), 0, 1000)
+    [path] = blocks(tmp_path)
+    path.parent.rename(tmp_path / "other")
+    path.parent.symlink_to(tmp_path / "other")
+    fresh = DiskCache(str(tmp_path), SIZE)
+    for _ in range(2):
+        assert not found(fresh, 0, 1000)
+        write(fresh, 5000, 6000)
+    assert len(os.listdir(tmp_path / "other")) == 1
+    assert 1 <= len(warnings(caplog)) <= 2
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives a directory away")
+@needs_root
 def test_the_directory_of_another_user_is_not_used_even_by_root(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its owner could change the blocks in it. A directory that other users may write to is used: they share it."""
-    write(DiskCache(str(tmp_path), SIZE), T, 0, 1000)
-    os.chown(tmp_path / LAYOUT, 65534, 65534)
+    write(DiskCache(str(tmp_path), SIZE), 0, 1000)
+    directory = blocks(tmp_path)[0].parent
+    os.chown(directory, 65534, 65534)
     cache = DiskCache(str(tmp_path), SIZE)
     for _ in range(3):
-        assert not found(cache, T, 0, 1000)
-        write(cache, T, 0, 1000)
-    assert len(caplog.messages) == 1
-    assert "zarrfs-blocks-2 in it belongs to user 65534 alone" in caplog.text
-    (tmp_path / LAYOUT).chmod(0o770)
-    assert found(DiskCache(str(tmp_path), SIZE), T, 0, 1000)
+        assert not found(cache, 0, 1000)
+        write(cache, 0, 1000)
+    assert len(warnings(caplog)) == 1
+    assert "zarrfs-blocks-3 in it belongs to user 65534 alone" in caplog.text
+    directory.chmod(0o770)
+    assert found(DiskCache(str(tmp_path), SIZE), 0, 1000)
+
+
+# -- the bound
+
+
+def test_the_least_recently_used_blocks_are_evicted(tmp_path: Path) -> None:
+    cache, block = DiskCache(str(tmp_path), 32 * MIB), 256 << 10
+    for number in range(90):
+        write(cache, number * block, (number + 1) * block)
+        newest = max(blocks(tmp_path), key=lambda path: path.stat().st_mtime)
+        os.utime(newest, (1e9 + number, 1e9 + number))
+    assert found(cache, 0, block)  # marks it as used now
+    for number in range(90, 130):
+        write(cache, number * block, (number + 1) * block)
+    there = [found(cache, number * block, (number + 1) * block) for number in range(130)]
+    gone = there.index(True, 1)
+    assert there[0]
+    assert not any(there[1:gone])
+    assert all(there[gone:])
+    assert 10 < gone < 60
+    assert cache.stats()["evicted"] == gone - 1
+    assert cache.stats()["dropped"] == 0
+
+
+@pytest.mark.parametrize("size", [0, 4096, 700_000, MIB, 3 * MIB])
+def test_small_sizes_are_not_exceeded(size: int, tmp_path: Path) -> None:
+    cache, chance = DiskCache(str(tmp_path), size), random.Random(1)
+    base = taken(tmp_path)
+    for _ in range(100):
+        start, length = chance.randrange(64) * MIB, chance.randrange(1, 400_000)
+        write(cache, start, start + length)
+        cache._until = 0  # the back-off has passed
+        assert taken(tmp_path) <= max(size, base) + 8192  # of the directories
+    assert found(cache, start, start + length) or size < MIB
+
+
+def test_a_cache_over_its_size_shrinks_and_a_block_larger_than_half_of_it_is_not_kept(tmp_path: Path) -> None:
+    cache = DiskCache(str(tmp_path), 64 * MIB)
+    for number in range(50):
+        write(cache, number * MIB, (number + 1) * MIB)
+    assert taken(tmp_path) > 50 * MIB
+    cache = DiskCache(str(tmp_path), 7 * MIB)
+    write(cache, 50 * MIB, 52 * MIB)
+    assert taken(tmp_path) <= 7 * MIB
+    assert found(cache, 50 * MIB, 52 * MIB)
+    write(cache, 0, 4 * MIB)
+    assert not found(cache, 0, 4 * MIB)
+
+
+def churn(directory: str, size: int, seed: int) -> None:
+    """Write and read until killed; on a wrong byte or an exception, create the file DIRECTORY.WRONG and exit."""
+    try:
+        cache, chance = DiskCache(directory, size), random.Random(seed)
+        while True:
+            start, length = chance.randrange(64) * MIB, chance.randrange(1, 16) * 40_000
+            version, run = chance.choice([ONE, ONE, TWO]), chance.random() < 0.3
+            if not found(cache, start, start + length, version=version):
+                write(cache, start, start + length, version=version, run=run)
+            cache.remember(T, version)
+    except BaseException as exc:
+        Path(directory + ".WRONG").write_text(repr(exc))
+        os._exit(1)
+
+
+def churning(directory: Path, size: int, count: int, seed: int = 0) -> list[BaseProcess]:
+    started: list[BaseProcess] = [
+        FORK.Process(target=churn, args=(str(directory), size, seed + number)) for number in range(count)
+    ]
+    for process in started:
+        process.start()
+    return started
+
+
+def end(processes: list[BaseProcess], directory: Path) -> None:
+    for process in processes:
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    wrong = Path(f"{directory}.WRONG")
+    assert not wrong.exists(), wrong.read_text()
+
+
+def test_killed_writers_disturb_nobody_and_du_never_exceeds_the_size(tmp_path: Path) -> None:
+    """Four processes write; others are started and killed meanwhile. All that is left is right."""
+    directory, size, most = tmp_path / "c", 24 * MIB, 0
+    processes = churning(directory, size, 4, 100)
+    try:
+        end_by = time.monotonic() + 60
+        for turn in range(1000):
+            victim = churning(directory, size, 1, turn)
+            time.sleep(random.Random(turn).uniform(0.01, 0.15))
+            end(victim, directory)
+            if directory.exists():
+                for process in processes:
+                    os.kill(process.pid or 0, signal.SIGSTOP)
+                now = taken(directory)
+                for process in processes:
+                    os.kill(process.pid or 0, signal.SIGCONT)
+                assert now <= size
+                most = max(most, now)
+            if turn >= KILLS and (most > size // 2 or time.monotonic() > end_by):
+                break
+    finally:
+        end(processes, directory)
+    assert most > size // 2
+    mine = DiskCache(str(directory), size)
+    starts = [at * MIB for at in range(64)]
+    hits = sum(found(mine, at, at + n * 40_000, version=v) for at in starts for n in range(1, 16) for v in (ONE, TWO))
+    assert hits > 10
+    assert mine.stats()["errors"] == 0
+
+
+# -- disks that are full, or fail
+
+
+@needs_root
+@pytest.mark.parametrize("options", [",nr_inodes=6", ""], ids=["inodes", "bytes"])
+def test_a_full_disk_causes_one_warning_and_no_error(
+    options: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once the disk has room, blocks are kept again."""
+    with tmpfs(tmp_path / "small", f"size={4 * MIB}{options}") as place:
+        for number in range(3 if options else 1):
+            (place / str(number)).write_bytes(bytes(0 if options else 4 * MIB - 40_000))
+        cache = DiskCache(str(place / "c"), 1 << 30)
+        for number in range(20):
+            write(cache, number * MIB, number * MIB + 70_000)
+            cache.remember(f"{T}{number}", ONE)
+            assert not found(cache, number * MIB, number * MIB + 70_000)
+        assert warnings(caplog) == [f"cache_dir={place / 'c'}: no space left on device; nothing is cached for now"]
+        for path in place.iterdir():
+            if path.is_file():
+                path.unlink()
+        cache._until = 0  # the back-off has passed
+        write(cache, 0, 70_000)
+        assert found(cache, 0, 70_000)
+        assert len(warnings(caplog)) == 1
+        cache.close()
+
+
+@needs_root
+def test_a_disk_smaller_than_the_cache(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with tmpfs(tmp_path / "small", f"size={16 * MIB}") as place:
+        cache = DiskCache(str(place / "c"), 1 << 30)
+        for number in range(60):
+            write(cache, number * MIB, number * MIB + 700_000)
+        there = [found(cache, number * MIB, number * MIB + 700_000) for number in range(60)]
+        assert all(there[-5:])
+        assert cache.stats()["dropped"] == 0
+        assert warnings(caplog) == []
+        cache.close()
+
+
+@needs_root
+def test_a_disk_that_becomes_read_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with tmpfs(tmp_path / "small", f"size={64 * MIB}") as place:
+        first = DiskCache(str(place / "c"), 1 << 30)
+        write(first, 0, 1000)
+        first.remember(T, ONE)
+        first.close()
+        for path in blocks(place / "c"):
+            os.utime(path, (1e9, 1e9))
+        subprocess.run(["mount", "-o", "remount,ro", place], check=True)
+        cache = DiskCache(str(place / "c"), 1 << 30)
+        assert cache.take(T, 0, 1000) is None
+        write(cache, 1000, 2000)
+        cache.remember(T, TWO)
+        assert found(cache, 0, 1000)
+        assert cache.version(T, 0) == ONE
+        assert len(warnings(caplog)) == 1
+        assert "read-only file system" in warnings(caplog)[0]
+        cache.close()
+
+
+# -- leases
+
+
+def test_one_process_has_the_lease_on_a_block_until_it_releases_it(tmp_path: Path) -> None:
+    one, two = DiskCache(str(tmp_path), SIZE), DiskCache(str(tmp_path), SIZE)
+    held, waits = one.take(T, 0, 1000), two.take(T, 0, 1000)
+    other = two.take(T, 1000, 2000)
+    assert held is not None
+    assert waits is not None
+    assert other is not None
+    assert (held.held, waits.held, other.held) == (True, False, True)
+    assert two.look(waits, 60) is Turn.WAIT
+    one.release(held)
+    assert two.look(waits, 60) is Turn.OURS
+    two.release(waits)
+    two.release(other)
+    assert blocks(tmp_path) == []
+
+
+def test_one_of_those_who_wait_takes_the_lease_of_a_killed_holder(tmp_path: Path) -> None:
+    """A holder that takes over, and is too slow as well, is not waited for."""
+    caches = [DiskCache(str(tmp_path), SIZE) for _ in range(5)]
+    leases = [cache.take(T, 0, 1000) for cache in caches]
+    waiting = [(cache, lease) for cache, lease in zip(caches[1:], leases[1:], strict=True) if lease is not None]
+    assert [cache.look(lease, 0.05) for cache, lease in waiting] == [Turn.WAIT] * 4
+    time.sleep(0.06)
+    assert [cache.look(lease, 0.05) for cache, lease in waiting] == [Turn.OURS, *[Turn.WAIT] * 3]
+    time.sleep(0.06)
+    assert [cache.look(lease, 0.05) for cache, lease in waiting[1:]].count(Turn.OURS) == 1

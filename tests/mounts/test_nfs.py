@@ -52,7 +52,7 @@ sleep 60
     [
         ("vers=4.2", "/", 1.6),
         ("vers=3", "/mnt/export", 1.6),
-        ("vers=3,nolock", "/mnt/export", 2.0),  # locks are local to a node, so both nodes fetch
+        ("vers=3,nolock", "/mnt/export", 1.6),
     ],
 )
 def test_two_nodes_share_a_cache_directory_on_nfs(options: str, export: str, most: float, tmp_path: Path) -> None:
@@ -85,6 +85,5 @@ def test_two_nodes_share_a_cache_directory_on_nfs(options: str, export: str, mos
     assert lines, said
     found = json.loads(lines[0])
     assert found["wrong"] == [0, 0, 0]
-    assert found["verify"] == 0
     assert found["requests"] <= most * found["values"] + 2, found
     assert found["again"] <= found["values"] / 8, found

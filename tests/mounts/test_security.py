@@ -116,7 +116,7 @@ def test_links_that_another_user_has_planted_in_a_directory_of_blocks(place: Pat
     blocks = place / "blocks"
     blocks.mkdir()
     blocks.chmod(0o1777)
-    assert as_mallory("ln", "-s", victim, blocks / "zarrfs-blocks-2").returncode == 0
+    assert as_mallory("ln", "-s", victim, blocks / "zarrfs-blocks-3").returncode == 0
     assert as_mallory("ln", "-s", victim, blocks / "blobs").returncode == 0
     (place / "data").write_bytes(bytes(range(256)) * 100)
     (place / "mnt").mkdir()

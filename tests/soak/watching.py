@@ -5,7 +5,7 @@ must be back at its minimum:
 
 - no open file, no request in flight, at most a few inodes (the root, and those that the kernel has not forgotten);
 - at most `MORE` more descriptors and threads than at the first quiesce, as pools fill; with a block cache on disk
-  8 descriptors more (its index, its segment, its directories);
+  8 descriptors more (its directories, and files that it reads);
 - at most a quarter and 64 MiB more memory (RSS) than at the first quiesce, once the allocator has returned free memory
   to the kernel (SIGUSR1; zarrfs/system/memory.py). From the tenth quiesce of a daemon on, the minimum of the last
   third of the quiesces is at most 16 MiB above the minimum of the third before, which detects a slow leak.

@@ -7,7 +7,6 @@ disk.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import threading
@@ -16,13 +15,12 @@ from collections.abc import AsyncIterator
 
 import trio
 
-from zarrfs.cache.diskfiles import BLOBS, LAYOUT, TOUCH, Layout
-from zarrfs.cache.diskspace import Busy, Space
+from zarrfs.cache.directory import BLOBS, TOUCH, CacheDirectory
 from zarrfs.concurrency.budget import MemoryBudget
 from zarrfs.concurrency.lru import SizedLRU
 from zarrfs.concurrency.tasks import in_background
 from zarrfs.errors import ReadError, reason_of
-from zarrfs.system.buffers import Buffer, write_parts
+from zarrfs.system.buffers import Buffer
 
 log = logging.getLogger(__name__)
 
@@ -105,17 +103,16 @@ class MemoryBlobs:
 class DiskBlobs:
     """Blobs in cache_dir, one file each in `directory`, which is read like any directory of blobs.
 
-    Blobs share one bound with the cached blocks in cache_dir (zarrfs.cache.diskspace): whichever was least recently
+    Blobs share one bound with the cached blocks in cache_dir (zarrfs.cache.directory): whichever was least recently
     used is evicted first. No file in the directory is trusted: BlobReader verifies every blob that it reads from it.
     Methods except close() are thread-safe. They block, and do not raise errors of the disk.
     """
 
     def __init__(self, cache_dir: str, size: int) -> None:
         """Keep blobs within the same bounds as DiskCache, in bytes. The disk is not accessed yet."""
-        self._layout = Layout(cache_dir)
-        self._space = Space(self._layout, size)
+        self._files = CacheDirectory(cache_dir, size)
         self._cache_dir = cache_dir
-        self.directory = os.path.normpath(os.path.join(cache_dir, LAYOUT, BLOBS))
+        self.directory = os.path.normpath(os.path.join(cache_dir, BLOBS))
         self._until = 0.0  # time.monotonic() before which nothing is written, because a write has failed
         self._reported: set[str] = set()
         self._counts = dict.fromkeys(("writes", "bytes_written", "dropped", "errors"), 0)
@@ -124,25 +121,21 @@ class DiskBlobs:
 
     def put(self, blobref: str, data: Buffer) -> None:
         """Write a verified blob if there is room; replace a file of the same name."""
-        if self._closed or time.monotonic() < self._until:
+        if self._closed or time.monotonic() < self._until or not self._files.fits(len(data)):
             self._count("dropped")
             return
         try:
-            written = self._put(blobref, data)
+            self._files.write(BLOBS, blobref, [data])
         except OSError as exc:
             self._count("errors")
             self._count("dropped")
             self._until = time.monotonic() + BACK_OFF
-            if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-                self._space.full()  # the next write makes room first
-            else:
-                self._layout.forget()  # the directory may have been removed
             reason = reason_of(exc)
             if reason not in self._reported:
                 self._reported.add(reason)
                 log.warning("cache_dir=%s: %s; no blobs are cached for now", self._cache_dir, reason)
             return
-        self._count("writes" if written else "dropped", len(data) if written else 0)
+        self._count("writes", len(data))
 
     def touch(self, blobref: str) -> None:
         """Mark a blob as used, by the times of its file.
@@ -152,41 +145,21 @@ class DiskBlobs:
         with contextlib.suppress(OSError):
             path = os.path.join(self.directory, blobref)
             if time.time() - os.stat(path, follow_symlinks=False).st_mtime > TOUCH:
-                self._layout.touch(BLOBS, blobref)
+                self._files.touch(BLOBS, blobref)
 
     def stats(self) -> dict[str, int]:
         """Return counters since the start."""
-        return {**self._counts, "evicted": self._space.evicted}
+        return {**self._counts, "evicted": self._files.evicted}
 
     def close(self) -> None:
         """Drop all further blobs, and close the descriptors."""
         self._closed = True
-        self._layout.forget()
+        self._files.close()
 
     def _count(self, counter: str, written: int = 0) -> None:
         with self._lock:
             self._counts[counter] += 1
             self._counts["bytes_written"] += written
-
-    def _put(self, blobref: str, data: Buffer) -> bool:
-        if not self._space.fits(len(data)):
-            return False
-        try:
-            with self._lock, self._space.locked():  # space.locked() excludes other processes, not threads of this one
-                name, file = self._space.blob(len(data))
-        except Busy:
-            return False
-        folder = self._layout.folder(BLOBS)
-        try:
-            try:
-                write_parts(file, [data] if len(data) else [])
-            finally:
-                os.close(file)
-            os.rename(name, blobref, src_dir_fd=folder, dst_dir_fd=folder)
-        except BaseException:
-            self._layout.remove(BLOBS, name)
-            raise
-        return True
 
 
 class BackgroundWriter:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from zarrfs.net.responses import Entry, System
 from zarrfs.system.buffers import Buffer
-
-if TYPE_CHECKING:
-    from zarrfs.cache.diskindex import IndexRow
 
 _ON_DISK = 16 << 10  # bytes as which the cache in memory counts a BlockOnDisk
 
@@ -55,10 +52,10 @@ class BlockOnDisk:
     _ON_DISK bytes, so that the bound of the cache in memory also bounds the number of such blocks.
     """
 
-    __slots__ = ("row",)
+    __slots__ = ("length", "name")
 
-    def __init__(self, row: IndexRow) -> None:
-        self.row = row
+    def __init__(self, name: str, length: int) -> None:
+        self.name, self.length = name, length
 
     def __len__(self) -> int:
         return _ON_DISK

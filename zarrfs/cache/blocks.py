@@ -19,14 +19,13 @@ from zarrfs.cache.runs import Runs
 from zarrfs.config.options import Options
 from zarrfs.errors import OutOfRange, ReadError
 from zarrfs.net.request_queue import RequestQueue
-from zarrfs.net.responses import Entry, Fetched, System
-from zarrfs.net.versions import Pin, differs
+from zarrfs.net.responses import Entry, System
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import heap, memory_limit
 
 if TYPE_CHECKING:
+    from zarrfs.cache.disk import Lease
     from zarrfs.cache.diskblocks import DiskBlocks
-    from zarrfs.cache.fetchlocks import Lease
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ class Blocks:
     """The blocks of one RemoteFiles."""
 
     def __init__(self, options: Options) -> None:
-        self.ranges = RequestQueue(options, self._keep_run, lambda server: self.cache.suspend(server))
+        self.ranges = RequestQueue(options, lambda server: self.cache.suspend(server))
         self._heap = heap()
         self._options = options
         self._pins = Pins(self.ranges, self._forget)
@@ -65,8 +64,8 @@ class Blocks:
         at = offset - wanted.start
         block = await self._get(wanted, length)
         while isinstance(block, BlockOnDisk):
-            if at + length > block.row.length:
-                raise self._out_of_range(wanted, block.row.length, read)
+            if at + length > block.length:
+                raise self._out_of_range(wanted, block.length, read)
             assert self._disk is not None
             found = await self._disk.part(block, at, length)
             if found is not None:
@@ -99,6 +98,7 @@ class Blocks:
         if self._disk is not None and 2 * taken > wanted.stop - wanted.start and not self.cache.has(key):
             found = self._disk.at_once(wanted)  # not kept in memory: the page cache has it, and fresh memory is slow
             if found is not None:
+                self._runs.passed(wanted.at, wanted.start, wanted.stop)
                 return found
         # as move_on_after(), at a third of its cost; the lines after the block run only if the time is over
         with trio.CancelScope(deadline=trio.current_time() + self._options.read_timeout):
@@ -259,6 +259,8 @@ class Blocks:
         if self._disk is not None:
             block, lease = await self._disk.find_or_lease(wanted, stays=not (whole or wanted.run))
             if block is not None:
+                if in_order:
+                    self._runs.passed(wanted.at, wanted.start, wanted.stop)
                 return block
         if in_order and not covering:
             self._runs.read(wanted.at, wanted.start, wanted.stop, functools.partial(self._run, wanted))
@@ -300,25 +302,12 @@ class Blocks:
             shown = found.tag is not None or wanted.expected is not None
             if shown or pin is None or pins.get(wanted.at) is pin:
                 break  # otherwise another version was pinned meanwhile, perhaps not that of these bytes
-        # a small part of a merged range is written with the whole of it, by _keep_run()
-        alone = not (found.part and found.data) or pins.is_blind(wanted, found)
-        if self._disk is not None and alone and await pins.is_still(wanted, found):
-            self._disk.write(wanted, found, version, wanted.run)
+        if self._disk is not None and await pins.is_still(wanted, found):
+            self._disk.write(wanted, found, version)
         return found.data
 
     def _forget(self, target: Target) -> None:
         self.cache.drop(lambda key: isinstance(key, tuple) and key[:2] == target)
-
-    def _keep_run(self, system: System, path: str, start: int, found: Fetched) -> None:
-        """Write the merged range of many small reads to the disk in one piece."""
-        wanted = BlockRequest(system, path, start, start + len(found.data))
-        if self._disk is None:
-            return
-        pin = self._pins.put(wanted.at, Pin(found.tag, found.total))
-        if differs(pin.tag, pin.size, found) or self._pins.is_blind(wanted, found):
-            return  # the readers of its parts compare the versions, and report a change
-        if found.tag is not None or pin.agreed:
-            self._disk.write(wanted, found, pin.version, run=True)
 
     # -- leases
 

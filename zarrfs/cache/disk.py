@@ -1,675 +1,375 @@
 """DiskCache: blocks of targets in a directory that any number of processes and nodes share.
 
-A block is appended to a segment, and a row of the index has its place there. Files: diskfiles.py. Index: diskindex.py.
-Space: diskspace.py. Leases on blocks to fetch: fetchlocks.py. For users: docs/remote-data.md.
+A block is a file whose name is a hash of target, version and range; directory.py writes and evicts the files. The
+process that has created NAME.part fetches the block, and others wait for it. For users: docs/remote-data.md.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
+import hashlib
 import json
 import logging
 import os
 import stat
+import struct
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import xxhash
 
-from zarrfs.cache.diskfiles import TOUCH, Layout, hash_of, segment_name
-from zarrfs.cache.diskindex import PIECE_KEY, Index, IndexRow
-from zarrfs.cache.diskspace import Busy, Segment, Space
-from zarrfs.cache.fetchlocks import FetchLocks, Lease
+from zarrfs.cache.block_request import BlockOnDisk
+from zarrfs.cache.directory import BLOCKS, TOUCH, CacheDirectory
 from zarrfs.concurrency.lru import LRU
 from zarrfs.errors import reason_of
 from zarrfs.net.versions import TargetVersion
-from zarrfs.system.buffers import Buffer, read_all, unfilled
+from zarrfs.system.buffers import Buffer, unfilled
 from zarrfs.system.localfiles import read_cached
 
 log = logging.getLogger(__name__)
 
-QUEUE = 64 << 20  # bytes that may wait to be written
-UNIT = 1 << 20  # bytes: runs of tiny values are cut at multiples of this offset
-PIECES = 32  # separate pieces of a unit that are kept
-PIECES_HELD = 8  # pieces in memory, because a tiny value on disk is read and verified with its whole piece
-BACK_OFF, BACK_OFF_MAX = 30.0, 600.0  # seconds without writes after a failure; doubled as long as writes fail
-# Seconds without leases after blocks were dropped because the write lock was busy: the next ones may be dropped, too.
-CROWDED = 1.0
+UNIT = 256 << 10  # bytes of a target in which a run, a range of many values, is cut
+BACK_OFF = 30.0  # seconds without writes and leases after a failed write
 REPORT_AGAIN = 3600.0  # seconds after which the same warning is logged again
 SKEW = 300.0  # seconds by which the clocks of nodes may differ
-_NOW = 1 << 20  # bytes of the largest block that is read on the event loop
-_SCAN = 512 << 10  # bytes that are read and verified at a time
-_BATCH = 16 << 20  # bytes of blocks that are written before their rows, by which other processes find them
-_IDLE = 5.0  # seconds without a write after which a segment is closed
-_INDEX_SHARE = 16  # the index does not grow by more than 1/16 of the bound
-_RECORD_MAX = 64 << 10  # bytes of a version record
+_HEAD = struct.Struct("<4sIQ")  # magic, length, XXH3 of the data, seeded with the name
+_MAGIC = b"zfs3"
+LARGE = 1 << 20  # bytes: larger blocks are not read on the event loop, and may stay on the disk
+_SCAN = 512 << 10  # bytes of a block that stays on the disk that are verified at a time
+_HELD = 8  # units in memory, because a small value in a run is read and verified with its whole unit
+_SHORTEST, _LONGEST, _SHARE = 0.005, 0.25, 0.3  # pauses of a waiter: seconds, and a fraction of the time waited so far
 
-_WRONG = "wrong checksum"
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-
-
-class DamagedBlock(Exception):
-    """The bytes of a row are not those that were written; str() is the reason."""
+T = TypeVar("T")
 
 
-class _Put(NamedTuple):
-    """A block that waits to be written. A `piece` may be joined to other pieces of its unit."""
-
-    key: bytes
-    target: bytes
-    start: int  # as in IndexRow
-    data: memoryview
-    piece: bool = False
+class _Damaged(Exception):
+    """A file is not the one that was written."""
 
 
-_Found = TypeVar("_Found", bound=tuple[object, bool])
+class Turn(enum.Enum):
+    """The outcome of another attempt at a lease."""
 
-_Job = _Put | Lease | IndexRow | int  # write a block, release a lease, free a damaged row, mark a segment as used
+    WAIT = 1
+    OURS = 2  # this process has the lease now; the block may already be on the disk
+    FREE = 3  # do not wait any longer
+
+
+class Lease:
+    """The lease on a block: this process holds it if `held`, otherwise another one does."""
+
+    __slots__ = ("began", "file", "held", "name", "since", "stolen")
+
+    def __init__(self, name: str, held: bool) -> None:
+        self.name, self.held, self.stolen = name, held, False
+        self.file = (0, 0)  # inode and time of the holder's file
+        self.began = self.since = time.monotonic()  # start of the whole wait; of the wait for this holder
+
+    def pause(self) -> float:
+        """Return the seconds until the next attempt."""
+        return min(max(_SHORTEST, (time.monotonic() - self.began) * _SHARE), _LONGEST)
 
 
 class DiskCache:
-    """Blocks in a directory. Thread-safe; methods do not raise errors of the disk.
+    """Blocks in the directory `path`, of at most `size` bytes. Thread-safe; methods raise no errors of the disk.
 
-    write(), remember() and release() queue work for a thread and do not wait; version() and read() also find queued
-    blocks. These two may wait for the disk; with `now` they raise BlockingIOError instead.
+    Methods may wait for the disk; with `now` they raise BlockingIOError instead.
 
     Every block is verified by a checksum. This only detects damage: users who may write to the directory can forge
     blocks, so share it only with trusted users. A failing or full disk is reported in the log, once in REPORT_AGAIN
     seconds for each reason. Then nothing is written for a while, but blocks are still read.
     """
 
-    def __init__(self, directory: str, size: int, queue: int = QUEUE) -> None:
-        """Keep at most `size` bytes, and queue at most `queue` bytes.
-
-        Nothing on the disk is accessed yet.
-        """
-        self._layout = Layout(directory)
-        self._space = Space(self._layout, size)
-        self._index: Index | None = None
-        self._lock = threading.Condition()
+    def __init__(self, path: str, size: int) -> None:
+        self._directory = CacheDirectory(path, size)
+        self._lock = threading.Lock()
         self._counts = dict.fromkeys(
-            ("hits", "misses", "bytes_read", "writes", "bytes_written", "dropped", "errors"), 0
-        )
-        self._queue_max, self._queued = queue, 0  # bytes
-        self._queue: deque[_Job] = deque()
-        self._waiting: dict[bytes, list[_Put]] = {}  # queued or being written; by key, pieces by that of their unit
-        self._working = self._closed = False
-        self._worker: threading.Thread | None = None
-        self._segment: Segment | None = None  # the worker's
-        self._held: LRU[tuple[int, int], bytes] = LRU(PIECES_HELD)  # pieces read last, by segment and offset
-        self._pause = 0.0  # seconds of the present or latest back-off; 0 after a successful write
+            ("hits", "misses", "bytes_read", "writes", "bytes_written", "dropped", "errors", "claims", "waits",
+             "given_up"), 0,
+        )  # fmt: skip
+        self._held: LRU[str, Buffer] = LRU(_HELD)  # units read last, by name
         self._until = 0.0  # monotonic; nothing is written before
-        self._crowded = 0.0  # monotonic; no leases are taken before
         self._reported: dict[str, float] = {}
-        self.leases = FetchLocks(self._layout, self._keeps)
 
     @property
     def local(self) -> bool:
         """Return whether the directory is known to be on a file system that never waits for a server."""
-        return self._layout.local
+        return self._directory.local
 
     def version(self, target: str, newer_than: float, now: bool = False) -> TargetVersion | None:
         """Return the version of `target` that its server last reported, if after `newer_than` (seconds since 1970)."""
-        key = hash_of(target)
-        queued = self._waiting.get(key)
-        if queued:
-            seen, data = queued[-1].start, bytes(queued[-1].data)
-        else:
-            row = self._find(key, now)
-            text = None if row is None or row.length > _RECORD_MAX else self._load(row, now)
-            if row is None or text is None:
-                return None
-            seen, data = row.start, bytes(text)
-        if not newer_than < seen / 1e9 < time.time() + SKEW:
-            return None
-        try:
-            return _parse_record(data)
-        except DamagedBlock:
-            return None
+        text = self._get(_name_of(target), now)
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            about = json.loads(bytes(text or b""))
+            if newer_than < about["seen"] < time.time() + SKEW:
+                return TargetVersion(about["tag"], about["size"])
+        return None
 
     def remember(self, target: str, version: TargetVersion) -> None:
         """Record that the server of `target` has just reported this version."""
-        about = version._asdict()
-        key = hash_of(target)
-        self._enqueue(_Put(key, key[:8], time.time_ns(), memoryview(json.dumps(about).encode())))
+        self._put(_name_of(target), json.dumps({**version._asdict(), "seen": time.time()}).encode())
 
     def read(
         self, target: str, version: TargetVersion, start: int, stop: int, again: bool = False, now: bool = False,
-        allow: Callable[[int], bool] = lambda size: True, stays: bool = False,
-    ) -> Buffer | IndexRow | None:  # fmt: skip
+        stays: bool = False,
+    ) -> Buffer | BlockOnDisk | None:  # fmt: skip
         """Return exactly the bytes [start, stop) of `target`, verified; None if they are not cached.
 
-        `again`: the caller has tried before, so do not count a miss. `now`: raise BlockingIOError instead of waiting,
-        and also for more bytes than should be copied on the event loop, or than `allow` permits. `stays`: for a large
-        block that part() can read, return its row instead of its bytes.
+        `again`: the caller has tried before, so do not count a miss. `now`: raise BlockingIOError instead of waiting.
+        `stays`: return a large block as a BlockOnDisk.
         """
-        data: Buffer | IndexRow | None = None
-        if not self._closed and start < stop:
-            if now and stop - start > _NOW:
-                raise BlockingIOError(errno.EAGAIN, "too long")
-            data = self._block(_block_key(target, version, start, stop), now, allow, stays)
-            if data is None:  # also for large ranges, which may have come in one request with tiny values
-                data = self._from_units(target, version, start, stop, now, allow)
-        size = data.length if isinstance(data, IndexRow) else len(data or b"")
-        if size != stop - start:
-            data, size = None, 0  # from a forged row
+        name = _name_of(target, version, start, stop)
+        data: Buffer | BlockOnDisk | None = None
+        if stop - start <= UNIT:
+            data = self._from_units(target, version, start, stop, now, held=True)
+        if stays and stop - start > LARGE and self.local:
+            data = self._try(lambda: self._verify(name))
+        if data is None:
+            data = self._get(name, now)
+        if data is None or _length(data) != stop - start:
+            data = self._from_units(target, version, start, stop, now)
+        size = 0 if data is None else _length(data)
         with self._lock:
             if data is not None or not again:
                 self._counts["misses" if data is None else "hits"] += 1
             self._counts["bytes_read"] += size
         return data
 
-    def part(self, row: IndexRow, at: int, length: int) -> Buffer | None:
+    def part(self, block: BlockOnDisk, at: int, length: int) -> Buffer | None:
         """Return `length` bytes of a verified block from `at` on; None if not all of them are in the page cache.
 
         Those that are not would be read from the disk again, unverified. Never waits for the disk.
         """
         try:
-            with _opened(self._layout, row, now=True) as (fd, due):
-                data = read_cached(fd, row.offset + at, length)
-        except (OSError, DamagedBlock):
+            with self._opened(block.name, now=True) as (file, _):
+                data = read_cached(file, _HEAD.size + at, length)
+        except (OSError, _Damaged):
             return None
-        if due:
-            self._enqueue(row.segment)
         return data if len(data) == length else None
 
     def write(self, target: str, version: TargetVersion, start: int, data: Buffer, run: bool = False) -> None:
-        """Queue `data`, the bytes of `target` from `start` on, for writing. Drop it if there is no room.
+        """Write `data`, the bytes of `target` from `start` on. Drop it if there is no room.
 
-        A block is found again only by its exact (start, stop). A `run`, many tiny values that came in one request, is
-        cut into units; a range is found again if each unit that it touches has its part of the range in one piece.
+        A block is found again by its exact (start, stop). A `run`, a range of many values, is cut into units; a range
+        is found again if all the units that it touches were whole.
         """
         view = memoryview(data).cast("B")
-        if not view:
-            return
-        of, stop = hash_of(target)[:8], start + len(view)
         if not run:
-            self._enqueue(_Put(_block_key(target, version, start, stop), of, start, view))
+            self._put(_name_of(target, version, start, start + len(view)), view)
             return
-        for unit in range(start // UNIT, -(-stop // UNIT)):
-            low, high = max(start, unit * UNIT), min(stop, (unit + 1) * UNIT)
-            part = view[low - start : high - start]
-            self._enqueue(_Put(_unit_key(target, version, unit), of, low, part, piece=True))
+        stop = start + len(view)
+        for unit in range(-(-start // UNIT), -(-stop // UNIT)):
+            low, high = unit * UNIT, min((unit + 1) * UNIT, version.size)
+            if high <= stop:
+                self._put(_name_of(target, version, "unit", unit), view[low - start : high - start])
 
-    def release(self, lease: Lease) -> None:
-        """Release a lease when all blocks queued before are visible to other processes, or dropped."""
-        if not lease.held or self._closed or not self._enqueue(lease):
-            self.leases.release(lease)
+    def drop(self) -> None:
+        """Count a block that is not written, because too many wait."""
+        self._count("dropped")
+
+    def keeps(self) -> bool:
+        """Return whether blocks are written at the moment."""
+        return time.monotonic() >= self._until
 
     def stats(self) -> dict[str, int]:
         """Return counts since the start: "dropped" blocks were not written; "evicted" are files."""
-        with self._lock:
-            counts = {**self._counts, "evicted": self._space.evicted, "queued": self._queued}
-        return {**counts, **self.leases.stats()}
+        return {**self._counts, "evicted": self._directory.evicted}
 
-    def close(self, seconds: float = 60.0) -> None:
-        """Close the cache: find and accept no blocks any more, and write the queued ones, for at most `seconds`."""
-        with self._lock:
-            self._closed = True
-            self._lock.notify_all()
-        if self._worker is not None:
-            self._worker.join(seconds)
-            with self._lock:
-                self._queue.clear()  # so that the worker ends, if it is only slow
-        self._index = None
-        self._layout.forget()
+    def close(self) -> None:
+        """Close the files."""
+        self._directory.close()
 
-    # -- reading
+    # -- leases
 
-    def _open(self) -> Index:
-        """Return the present index on the disk. Raise OSError."""
-        self._layout.is_gone()
-        file, index = self._layout.index(), self._index
-        if index is None or index.file is not file:
-            if index is None and (old := self._layout.old()):
-                self._report_old(old)
-            index = self._index = Index(file)
-        return index
-
-    def _search(self, search: Callable[[Index], list[IndexRow]], now: bool) -> list[IndexRow]:
-        """Run `search` on the index."""
-        index = self._index
-        if now and (index is None or not self._layout.local):
-            raise BlockingIOError(errno.EAGAIN, "may have to wait for a server")
-        try:
-            return search(index if now and index is not None else self._open())
-        except FileNotFoundError:
-            pass
-        except BlockingIOError:
-            raise
-        except OSError as exc:
-            self._unreadable(exc)
-        return []
-
-    def _find(self, key: bytes, now: bool) -> IndexRow | None:
-        found = self._search(lambda index: [] if (row := index.find(key, now)) is None else [row], now)
-        return found[0] if found else None
-
-    def _load(self, row: IndexRow, now: bool) -> Buffer | None:
-        """Return the verified bytes of a row; None if they are damaged or cannot be read."""
-        found = self._try(row, lambda layout, row: load(layout, row, now))
-        return None if found is None else found[0]
-
-    def _try(self, row: IndexRow, read: Callable[[Layout, IndexRow], _Found]) -> _Found | None:
-        """Return the result of `read` (load() or verify()); None if the bytes are damaged or cannot be read."""
-        try:
-            found = read(self._layout, row)
-        except BlockingIOError:
-            raise
-        except FileNotFoundError:  # evicted
+    def take(self, target: str, start: int, stop: int) -> Lease | None:
+        """Return the lease on a block, held or not; None if the caller must fetch without one."""
+        lease = Lease(_name_of(target, start, stop) + ".part", False)
+        if not self.keeps() or self._attempt(lease) is Turn.FREE:
             return None
-        except DamagedBlock:
+        self._count("claims" if lease.held else "waits")
+        return lease
+
+    def look(self, lease: Lease, patience: float) -> Turn:
+        """Try again to take a lease of another process; after `patience` seconds, take it from its holder."""
+        turn = self._attempt(lease)
+        if turn is not Turn.WAIT:
+            return turn
+        try:
+            status = self._directory.stat(lease.name)
+        except OSError:  # it has just been released
+            return Turn.WAIT
+        if (file := (status.st_ino, status.st_mtime_ns)) != lease.file:
+            lease.file, lease.since = file, time.monotonic()
+        elif time.monotonic() - lease.since >= patience:
+            self._count("given_up")
+            if lease.stolen:
+                return Turn.FREE
+            lease.stolen = True
+            self._directory.remove(BLOCKS, lease.name)
+            return self._attempt(lease)
+        return Turn.WAIT
+
+    def release(self, lease: Lease) -> None:
+        """Release a lease if this process holds it."""
+        if lease.held:
+            lease.held = False
+            self._directory.remove(BLOCKS, lease.name)
+
+    def _attempt(self, lease: Lease) -> Turn:
+        try:
+            lease.held = self._directory.create(lease.name)
+        except OSError as exc:
+            self._failed(exc)
+            return Turn.FREE
+        return Turn.OURS if lease.held else Turn.WAIT
+
+    # -- files
+
+    def _get(self, name: str, now: bool = False) -> Buffer | None:
+        return self._try(lambda: self._load(name, now))
+
+    def _try(self, read: Callable[[], T]) -> T | None:
+        """Return the result of `read`; None if the file is absent, damaged or cannot be read."""
+        try:
+            return read()
+        except BlockingIOError:
+            raise
+        except _Damaged as exc:
             self._count("errors")
-            self._enqueue(row)
-            return None
+            self._directory.remove(BLOCKS, str(exc))
         except OSError as exc:
-            self._unreadable(exc)
-            return None
-        if found[1]:
-            self._enqueue(row.segment)
-        return found
-
-    def _block(
-        self, key: bytes, now: bool, allow: Callable[[int], bool], stays: bool
-    ) -> Buffer | IndexRow | None:  # fmt: skip
-        queued = self._waiting.get(key)
-        if queued:
-            return queued[-1].data
-        row = self._find(key, now)
-        if row is None:
-            return None
-        if now and not allow(row.length):
-            raise BlockingIOError(errno.EAGAIN, "others have their turn")
-        if stays and row.length > _NOW:
-            with contextlib.suppress(BlockingIOError):  # part() cannot open the segment now, or on this system
-                return row if self._try(row, verify) else None
-        return self._load(row, now)
-
-    def _from_units(
-        self, target: str, version: TargetVersion, start: int, stop: int, now: bool, allow: Callable[[int], bool]
-    ) -> bytes | None:
-        parts = []
-        for unit in range(start // UNIT, (stop - 1) // UNIT + 1):
-            low, high = max(start, unit * UNIT), min(stop, (unit + 1) * UNIT)
-            part = self._from_unit(_unit_key(target, version, unit), low, high, now, allow)
-            if part is None:
-                return None
-            parts.append(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _from_unit(self, key: bytes, low: int, high: int, now: bool, allow: Callable[[int], bool]) -> bytes | None:
-        for put in self._waiting.get(key, ()):
-            if put.start <= low and high <= put.start + len(put.data):
-                return bytes(put.data[low - put.start : high - put.start])
-        for row in self._search(lambda index: index.pieces(key, now), now):
-            if row.start <= low and high <= row.stop and row.length <= UNIT:
-                with self._lock:
-                    data = self._held.get((row.segment, row.offset))
-                if data is None:
-                    if now and not allow(row.length):
-                        raise BlockingIOError(errno.EAGAIN, "others have their turn")
-                    found = self._load(row, now)
-                    if found is None:
-                        continue
-                    data = bytes(found)
-                with self._lock:
-                    self._held.put((row.segment, row.offset), data)
-                return data[low - row.start : high - row.start]
+            if exc.errno not in (errno.ENOENT, errno.ESTALE):
+                self._report(exc, "some blocks cannot be read")
         return None
 
-    def _unreadable(self, exc: OSError) -> None:
-        if exc.errno not in (errno.ESTALE, errno.ENOTDIR):  # removed by another node, or no directory yet
-            self._count("errors")
-            self._report(exc, "cannot be read")
-
-    # -- the queue of the worker
-
-    def _enqueue(self, job: _Job) -> bool:
-        """Queue a job for the worker. Return False if it is dropped.
-
-        Blocks are dropped for lack of room, after a failure and after close(); any job if no thread can be started.
-        """
-        size = len(job.data) if isinstance(job, _Put) else 0
-        with self._lock:
-            if isinstance(job, _Put):
-                room = not self._queued or self._queued + size <= self._queue_max
-                if self._closed or time.monotonic() < self._until or not room or not self._space.fits(size):
-                    self._counts["dropped"] += not self._closed
-                    return False
-            if self._worker is None and not self._start():  # without a worker the job would stay in the queue
-                self._counts["dropped"] += isinstance(job, _Put)
-                return False
-            if isinstance(job, _Put):
-                self._waiting.setdefault(job.key, []).append(job)
-            self._queue.append(job)
-            self._queued += size
-            if not self._working:
-                self._lock.notify_all()
-            return True
-
-    def _start(self) -> bool:
-        """Start the worker; False if the system has no thread for it. The next job tries again."""
-        worker = threading.Thread(target=self._work, name="disk cache", daemon=True)
-        try:
-            worker.start()
-        except RuntimeError as exc:
-            log.debug("cache_dir=%s: %s", self._layout.directory, exc)
-            return False
-        self._worker = worker
-        return True
-
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                self._working = False
-                self._lock.wait_for(lambda: self._queue or self._closed, _IDLE if self._segment else None)
-                batch: list[_Job] = []
-                size = 0
-                while self._queue and size < _BATCH:
-                    batch.append(self._queue.popleft())
-                    size += len(batch[-1].data) if isinstance(batch[-1], _Put) else 0
-                ends = self._closed and not batch
-                self._working = bool(batch)
-            if not batch:
-                self._close_segment()
-            if ends:
-                return
+    def _load(self, name: str, now: bool) -> Buffer:
+        """Return the verified bytes of a file. Raise OSError or _Damaged."""
+        with self._opened(name, now) as (file, size):
+            head, data = bytearray(_HEAD.size), unfilled(size)
             try:
-                self._do(batch)
-            except Exception:
-                log.exception("the cache on disk failed")
-            finally:
-                self._done(batch, size)
+                count = os.preadv(file, [head, data], 0, os.RWF_NOWAIT if now else 0)
+            except OSError as exc:
+                raise BlockingIOError(errno.EAGAIN, "not in memory") if now else exc from None
+            while count < _HEAD.size + size:
+                if now:
+                    raise BlockingIOError(errno.EAGAIN, "not in memory")
+                more = os.preadv(file, [memoryview(data)[max(0, count - _HEAD.size) :]], count)
+                if not more or count < _HEAD.size:
+                    raise _Damaged(name)
+                count += more
+        if not _is_right(name, head, size, xxhash.xxh3_64_intdigest(data, _seed(name))):
+            raise BlockingIOError(errno.EAGAIN, "damaged") if now else _Damaged(name)
+        return data
 
-    def _done(self, batch: list[_Job], size: int) -> None:
-        with self._lock:
-            self._queued -= size
-            for job in batch:
-                if isinstance(job, _Put):
-                    others = [put for put in self._waiting[job.key] if put is not job]
-                    if others:
-                        self._waiting[job.key] = others
-                    else:
-                        del self._waiting[job.key]
-        for job in batch:
-            if isinstance(job, Lease):
-                self.leases.release(job)
+    def _verify(self, name: str) -> BlockOnDisk:
+        """Verify a file without keeping its bytes. Raise OSError or _Damaged."""
+        digest, buffer = xxhash.xxh3_64(seed=_seed(name)), memoryview(unfilled(_SCAN))
+        with self._opened(name) as (file, size):
+            head, at = os.pread(file, _HEAD.size, 0), 0
+            while at < size:
+                count = os.preadv(file, [buffer[: size - at]], _HEAD.size + at)
+                if not count:
+                    raise _Damaged(name)
+                digest.update(buffer[:count])
+                at += count
+        if not _is_right(name, head, size, digest.intdigest()):
+            raise _Damaged(name)
+        return BlockOnDisk(name, size)
 
-    def _do(self, batch: list[_Job]) -> None:
-        puts = [job for job in batch if isinstance(job, _Put)]
-        for job in batch:
-            if isinstance(job, int):
-                with contextlib.suppress(OSError):  # read-only, another user's, or evicted
-                    self._layout.touch("", segment_name(job))
-            elif isinstance(job, IndexRow):
-                with contextlib.suppress(OSError, Busy), self._space.locked():
-                    self._open().drop(job)
-        if not puts:
-            return
+    @contextlib.contextmanager
+    def _opened(self, name: str, now: bool = False) -> Iterator[tuple[int, int]]:
+        """Open a file and mark it as used; yield (descriptor, bytes of its data). Raise OSError or _Damaged."""
         try:
-            if time.monotonic() < self._until:  # an earlier batch has failed
-                raise Busy  # noqa: TRY301
-            self._layout.is_gone()
-            self._layout.index(make=True)
-            if self._space.is_short():
-                with self._space.locked():
-                    self._space.make_room(0)
-            kept = self._keep([put for put in puts if not put.piece])
-            for put in puts:
-                kept += self._keep_piece(put) if put.piece else 0
-        except Busy:
-            self._crowd(len(puts))
+            file = self._directory.open_now(name) if now else self._directory.open(name)
         except OSError as exc:
-            self._failed(exc, len(puts))
+            if exc.errno in (errno.ELOOP, errno.ENXIO):  # a symbolic link, a socket
+                raise _Damaged(name) from None
+            raise
+        try:
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode) or status.st_size < _HEAD.size:
+                raise _Damaged(name)
+            if time.time() - status.st_mtime > TOUCH:
+                if now:
+                    raise BlockingIOError(errno.EAGAIN, "its times are to be changed")
+                self._directory.touch(BLOCKS, name)
+            yield file, status.st_size - _HEAD.size
+        finally:
+            os.close(file)
+
+    def _put(self, name: str, data: Buffer) -> None:
+        if not self.keeps() or not self._directory.fits(len(data)):
+            self._count("dropped")
+            return
+        check = xxhash.xxh3_64_intdigest(data, _seed(name))
+        try:
+            self._directory.write(BLOCKS, name, [_HEAD.pack(_MAGIC, len(data), check), data])
+        except IsADirectoryError:
+            self._count("dropped")
+        except OSError as exc:
+            self._count("dropped")
+            self._failed(exc)
         else:
             with self._lock:
-                self._pause = 0.0
-                self._counts["bytes_written"] += kept
+                self._counts["writes"] += 1
+                self._counts["bytes_written"] += len(data)
 
-    # -- writing, by the worker
-
-    def _keep(self, puts: Sequence[_Put]) -> int:
-        """Write blocks and records that are not cached yet; return the number of bytes. Raise OSError or Busy."""
-        puts = [put for put in {put.key: put for put in puts}.values() if not self._is_kept(put)]
-        try:
-            rows = self._append(puts)
-        except OSError as exc:
-            if exc.errno not in _NO_ROOM:
-                raise
-            self._space.full()  # other writers have filled the disk: make room, and try once more
-            self._close_segment()
-            rows = self._append(puts)
-        return self._put_rows(rows)
-
-    def _append(self, puts: Sequence[_Put]) -> list[IndexRow]:
-        """Write blocks to segments; return their rows. Raise OSError or Busy."""
-        rows: list[IndexRow] = []
-        while puts:
-            segment = self._segment_for(len(puts[0].data))
-            count, stop = 0, segment.at
-            while count < len(puts) and stop + len(puts[count].data) <= segment.size:
-                stop += len(puts[count].data)
-                count += 1
-            at = segment.append([put.data for put in puts[:count]], self._layout.shared)
-            for put in puts[:count]:
-                check = xxhash.xxh3_64_intdigest(put.data)
-                rows.append(IndexRow(put.key, put.target, segment.number, put.start, at, len(put.data), check))
-                at += len(put.data)
-            puts = puts[count:]
-        return rows
-
-    def _keep_piece(self, put: _Put) -> int:
-        """Write a piece, joined with the kept pieces of its unit that it touches; return the number of bytes.
-
-        Raise OSError or Busy.
-        """
-        start, data = put.start, put.data
-        rows = self._search(lambda index: index.pieces(put.key), False)
-        gone: list[IndexRow] = []
-        for row in rows:
-            if row.start <= start and start + len(data) <= row.stop and self._size_of(row.segment):
-                return 0
-            if row.start <= start + len(data) and start <= row.stop:
-                old = self._load(row, False) if row.length <= UNIT else None
-                gone.append(row)
-                if old is not None:
-                    before, after = old[: max(0, start - row.start)], old[max(0, start + len(data) - row.start) :]
-                    data, start = memoryview(b"".join((before, data, after))), min(start, row.start)
-        numbers = {int.from_bytes(row.key[PIECE_KEY:], "big") for row in rows}
-        free = next(number for number in range(len(numbers) + 1) if number not in numbers)
-        if gone:
-            key = gone[0].key
-        elif free < PIECES:
-            key = put.key[:PIECE_KEY] + free.to_bytes(4, "big")
-        else:
-            lengths = {row: row.length if self._size_of(row.segment) else 0 for row in rows}
-            shortest = min(rows, key=lengths.__getitem__)
-            if lengths[shortest]:
-                self._count("dropped")  # this piece or the shortest one, whichever is shorter
-                if lengths[shortest] >= len(data):
-                    return 0
-            key = shortest.key
-        kept = self._keep([_Put(key, put.target, start, data)])
-        if gone[1:]:
-            with self._space.locked():
-                for row in gone[1:]:
-                    self._open().drop(row)
-        return kept
-
-    def _is_kept(self, put: _Put) -> bool:
-        """Return whether a block is cached already. An unchanged record in the current segment gets a new row only."""
-        row = self._find(put.key, False)
-        if row is None or row.length != len(put.data) or not self._size_of(row.segment):
-            return False
-        if put.key[:8] != put.target:
-            return row.start == put.start
-        if self._segment is None or row.segment != self._segment.number:
-            return False  # with its older segment, the record would be evicted before the blocks that need it
-        if self._load(row, False) != put.data:
-            return False
-        self._put_rows([row._replace(start=put.start)])
-        return True
-
-    def _segment_for(self, least: int) -> Segment:
-        """Return the segment to which `least` bytes can be appended. Raise OSError or Busy."""
-        segment = self._segment
-        if segment is not None and segment.at + least <= segment.size and not segment.is_gone():
-            return segment
-        self._close_segment()
-        with self._space.locked():
-            self._segment = self._space.segment(least)
-        return self._segment
-
-    def _close_segment(self) -> None:
-        segment, self._segment = self._segment, None
-        if segment is not None:
-            with contextlib.suppress(OSError):
-                segment.close()
-
-    def _put_rows(self, rows: list[IndexRow]) -> int:
-        """Write rows to the index; return the number of bytes in their blocks. Raise OSError or Busy."""
-        if not rows:
-            return 0
-        alive: dict[int, bool] = {}
-
-        def is_dead(segment: int) -> bool:
-            if segment not in alive:
-                alive[segment] = bool(self._size_of(segment))
-            return not alive[segment]
-
-        with self._space.locked():
-            index = self._open()
-            for row in rows:
-                while not index.put(row, is_dead):
-                    if index.growth > self._space.limit // _INDEX_SHARE:
-                        index.put(row, is_dead, force=True)
-                        break
-                    self._space.make_room(index.growth)
-                    index.grow()
-        with self._lock:
-            self._counts["writes"] += len(rows)
-        return sum(row.length for row in rows)
-
-    def _size_of(self, segment: int) -> int:
-        """Return the size of a segment in bytes; 0 if it does not exist."""
-        try:
-            status = os.stat(segment_name(segment), dir_fd=self._layout.folder(), follow_symlinks=False)
-        except OSError:
-            return 0
-        return status.st_size if stat.S_ISREG(status.st_mode) else 0
+    def _from_units(
+        self, target: str, version: TargetVersion, start: int, stop: int, now: bool, held: bool = False
+    ) -> Buffer | None:  # fmt: skip
+        """Return a range cut out of the units of runs; with `held`, only out of those in memory."""
+        parts = []
+        for unit in range(start // UNIT, -(-stop // UNIT)):
+            low, high = unit * UNIT, min((unit + 1) * UNIT, version.size)
+            name = _name_of(target, version, "unit", unit)
+            with self._lock:
+                data = self._held.use(name)
+            if data is None and not held:
+                data = self._get(name, now)
+            if data is None or len(data) != high - low:
+                return None
+            with self._lock:
+                self._held.put(name, data)
+            parts.append(memoryview(data)[max(start - low, 0) : stop - low])
+        return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
 
     # -- disks that fail
 
-    def _keeps(self) -> bool:
-        return not self._closed and time.monotonic() >= max(self._until, self._crowded)
-
-    def _crowd(self, count: int) -> None:
-        with self._lock:
-            self._counts["dropped"] += count
-            self._crowded = time.monotonic() + CROWDED
-
-    def _failed(self, exc: OSError, count: int) -> None:
-        self._close_segment()
-        with self._lock:
-            self._counts["errors"] += 1
-            self._counts["dropped"] += count
-            self._pause = min(max(BACK_OFF, 2 * self._pause), BACK_OFF_MAX)
-            self._until = time.monotonic() + self._pause
-        if exc.errno in _NO_ROOM:
-            self._space.full()
+    def _failed(self, exc: OSError) -> None:
+        self._count("errors")
+        self._until = time.monotonic() + BACK_OFF
         self._report(exc, "nothing is cached for now")
 
     def _report(self, exc: OSError, outcome: str) -> None:
-        reason = reason_of(exc)
-        now = time.monotonic()
+        reason, now = reason_of(exc), time.monotonic()
         with self._lock:
             news = now - self._reported.get(reason, -REPORT_AGAIN) >= REPORT_AGAIN
             if news:
                 self._reported[reason] = now
         if news:
-            log.warning("cache_dir=%s: %s; %s", self._layout.directory, reason, outcome)
-
-    def _report_old(self, names: list[str]) -> None:
-        directory = self._layout.directory
-        log.warning(
-            "cache_dir=%s: %s is of an earlier version of zarrfs and is not used; it may be removed (rm -r)",
-            directory, ", ".join(names),
-        )  # fmt: skip
+            log.warning("cache_dir=%s: %s; %s", self._directory.path, reason, outcome)
 
     def _count(self, what: str) -> None:
         with self._lock:
             self._counts[what] += 1
 
 
-def load(layout: Layout, row: IndexRow, now: bool = False) -> tuple[Buffer, bool]:
-    """Return (the verified bytes of a row, whether to mark its segment as used). Raise OSError or DamagedBlock.
-
-    `now`: raise BlockingIOError instead of waiting for the disk.
-    """
-    with _opened(layout, row, now) as (fd, due):
-        data = read_cached(fd, row.offset, row.length) if now else read_all(fd, row.length, row.offset)
-    if now and len(data) < row.length:
-        raise BlockingIOError(errno.EAGAIN, "not in memory")
-    if xxhash.xxh3_64_intdigest(data) != row.check:
-        raise DamagedBlock(_WRONG)
-    return data, due
+def _length(data: Buffer | BlockOnDisk) -> int:
+    return data.length if isinstance(data, BlockOnDisk) else len(data)
 
 
-def verify(layout: Layout, row: IndexRow) -> tuple[int, bool]:
-    """Verify the bytes of a row; return (their number, whether to mark its segment as used).
-
-    Raise OSError or DamagedBlock, and BlockingIOError if the segment cannot be opened without waiting. Reading its
-    bytes may wait.
-    """
-    digest, buffer = xxhash.xxh3_64(), memoryview(unfilled(min(_SCAN, row.length)))
-    with _opened(layout, row, now=True) as (fd, due):
-        at = 0
-        while at < row.length:
-            count = os.preadv(fd, [buffer[: row.length - at]], row.offset + at)
-            if not count:
-                raise DamagedBlock("cut short")
-            digest.update(buffer[:count])
-            at += count
-    if digest.intdigest() != row.check:
-        raise DamagedBlock(_WRONG)
-    return at, due
+def _name_of(target: str, *parts: TargetVersion | str | int) -> str:
+    """Return the name of the file for a range of a target in a version; without `parts`, for its version record."""
+    return hashlib.blake2b(repr((target, *parts)).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-@contextlib.contextmanager
-def _opened(layout: Layout, row: IndexRow, now: bool = False) -> Iterator[tuple[int, bool]]:
-    """Open the segment of a row; yield (descriptor, whether to mark it as used). Raise OSError or DamagedBlock."""
-    name = segment_name(row.segment)
-    try:
-        fd = layout.open_now(name) if now else layout.open("", name, os.O_RDONLY)
-    except OSError as exc:
-        if exc.errno in (errno.ELOOP, errno.ENXIO):
-            raise DamagedBlock("a symbolic link or a socket") from None
-        raise
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or row.offset + row.length > status.st_size:
-            raise DamagedBlock("cut short, or not a file")
-        yield fd, time.time() - status.st_mtime > TOUCH
-    finally:
-        os.close(fd)
+def _seed(name: str) -> int:
+    """Return a part of the checksum, so that a block in place of another is damaged."""
+    return int(name[:16], 16)
 
 
-def _parse_record(text: bytes) -> TargetVersion:
-    try:
-        about = json.loads(text)
-        return TargetVersion(about["tag"], about["size"])
-    except (ValueError, KeyError, TypeError):
-        raise DamagedBlock("no version record") from None
-
-
-def _block_key(target: str, version: TargetVersion, start: int, stop: int) -> bytes:
-    return hash_of(target, version.tag, version.size, start, stop)
-
-
-def _unit_key(target: str, version: TargetVersion, unit: int) -> bytes:
-    """Return the key of the queued pieces of a unit. In the index, its last four bytes are the number of a piece."""
-    return hash_of(target, version.tag, version.size, "u", unit)[:PIECE_KEY] + bytes(4)
+def _is_right(name: str, head: Buffer, size: int, check: int) -> bool:
+    return bytes(head) == _HEAD.pack(_MAGIC, size & 0xFFFFFFFF, check)

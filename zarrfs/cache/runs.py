@@ -1,7 +1,7 @@
 """Runs: read-ahead along targets whose values are read in the order of their offsets.
 
 The names of keys need not show the order in which a reader goes through a target from its beginning to its end. A run
-is a range of the target after the last value that was read. Values within runs are cut out of them.
+is a range of the target around and after the last value that was read. Values within runs are cut out of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from zarrfs.net.request_queue import GAP, PART
 
 _TARGETS = 256  # targets whose order is remembered
 _IN_ORDER = 4  # values that must be read in order before runs are fetched ahead
-_FIRST = 256 << 10  # bytes of the first run; each is twice as long as the one before
+_FIRST = 256 << 10  # bytes of the first run; each is twice as long as the one before, and begins at a multiple of it
 _AT_ONCE = 4  # runs at a time, beyond the last value
 
 
@@ -50,19 +50,27 @@ class Runs:
         self, target: tuple[int, str], start: int, stop: int, fetch: Callable[[int, int], tuple[int, Ahead] | None]
     ) -> None:
         """Note a read of a value. `fetch` starts a run and returns (its end, the run), or None if there is no room."""
-        order = self._orders.use(target)
-        if order is None or not 0 <= start - order.at <= GAP:
-            if order is not None:
+        order = self.passed(target, start, stop)
+        if order is None:
+            if (order := self._orders.get(target)) is not None:
                 self._end(order)
             self._orders.put(target, _Order(stop))
             return
-        order.at, order.values = stop, order.values + 1
-        self._drop_before(order, start)
+        order.values += 1
         if order.values >= _IN_ORDER:
             self._extend(order, stop, fetch)
 
+    def passed(self, target: tuple[int, str], start: int, stop: int) -> _Order | None:
+        """Note a value that was found elsewhere; return the order that it is part of. Several readers may share it."""
+        order = self._orders.use(target)
+        if order is None or not -GAP <= start - order.at <= GAP:
+            return None
+        order.at = max(order.at, stop)
+        self._drop_before(order, start - GAP)
+        return order
+
     def _extend(self, order: _Order, stop: int, fetch: Callable[[int, int], tuple[int, Ahead] | None]) -> None:
-        low = max(stop, order.runs[-1][1] if order.runs else 0)
+        low = max(stop - stop % _FIRST, order.runs[-1][1] if order.runs else 0)
         while len(order.runs) < _AT_ONCE and low - stop < self.ahead:
             # end at a multiple of the size, so that processes that share a cache on disk request the same runs
             found = fetch(low, low + order.size - low % order.size)

@@ -38,7 +38,6 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds between attempts, doubled ea
 _LAST_ATTEMPT = 1.0  # seconds for a read that the kernel repeats just after it has failed
 _SAME, _LATE = 1.0, 1024  # seconds within which a read counts as such a repetition; remembered unreachable places
 _HOST_BYTES = 128 << 20  # bytes that are requested from one server at a time
-TINY = 64 << 10  # bytes: smaller wants are not worth a file each
 _NAMED = 32  # servers in stats, the busiest ones: an extended attribute has at most 64 KiB
 PART = 4 << 20  # bytes of the largest request
 GAP = 32 << 10  # bytes between neighbouring ranges that are fetched and dropped at most
@@ -109,15 +108,13 @@ class _Host:
 class RequestQueue:
     """Fetches ranges for one RemoteFiles.
 
-    `on_merged` is called with each range that was fetched for several wants, if some of them are smaller than TINY.
     `on_outage` is called with the name of a server when an outage of it begins.
     """
 
     def __init__(
-        self, options: Options, on_merged: Callable[[System, str, int, Fetched], None] = lambda *found: None,
-        on_outage: Callable[[str], None] = lambda server: None,
+        self, options: Options, on_outage: Callable[[str], None] = lambda server: None
     ) -> None:  # fmt: skip
-        self._options, self._on_merged, self._on_outage = options, on_merged, on_outage
+        self._options, self._on_outage = options, on_outage
         self._hosts: dict[str, _Host] = {}
         self._requests = self._repeated = self._failed = self._bytes = self._merged = self._outages = 0
         self._latency = Latency()
@@ -399,14 +396,10 @@ class RequestQueue:
             first.found = found
             return
         self._merged += len(wants) - 1
-        data, tiny = memoryview(found.data), False
+        data = memoryview(found.data)
         for want in wants:
             # a copy, because a slice would keep the whole range in memory
-            piece = bytes(data[want.start - start : want.stop - start])
-            want.found = found._replace(data=piece, part=len(piece) < TINY)
-            tiny = tiny or want.found.part
-        if tiny:
-            self._on_merged(system, path, start, found)
+            want.found = found._replace(data=bytes(data[want.start - start : want.stop - start]))
 
     async def _once(self, system: System, path: str, start: int, stop: int) -> Fetched:
         """Make one attempt to fetch [start, stop). Raise Transient if the answer was cut off."""

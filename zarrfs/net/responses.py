@@ -33,7 +33,6 @@ class Fetched(NamedTuple):
     tag: str | None = None
     total: int | None = None  # size of the value in bytes, if known
     ranged: bool = True  # whether the server sent only the requested bytes
-    part: bool = False  # a small part of a range that was fetched for many readers
     mtime_ns: int | None = None
     html: bool = False  # the answer is an HTML page
 

@@ -19,7 +19,6 @@ _SYS_OPENAT2 = 437  # the same number on every architecture
 # f_type of statfs(2): bcachefs, btrfs, ext2 to ext4, f2fs, XFS. Not overlayfs, which may be mounted over any file
 # system, nor tmpfs, which lacks RWF_NOWAIT
 _LOCAL_FILE_SYSTEMS = (0xCA451A4E, 0x9123683E, 0xEF53, 0xF2F52010, 0x58465342)
-_MACHINE_FILE_SYSTEMS = (*_LOCAL_FILE_SYSTEMS, 0x01021994, 0x794C7630, 0x2FC12FC1)  # tmpfs, overlayfs, ZFS
 # FUSE, squashfs, EROFS, ISO 9660, UDF, cramfs, romfs, FAT, exFAT, SMB (three), 9P, AFS (two): their ctime equals the
 # mtime, or comes from an image or a server
 _NO_CTIME = (
@@ -80,11 +79,6 @@ def is_local(descriptor: int) -> bool:
     The call itself may block.
     """
     return _file_system(descriptor) in _LOCAL_FILE_SYSTEMS
-
-
-def is_shared(descriptor: int) -> bool:
-    """Return whether other nodes may have access to an open file, perhaps only after a sync. The call may block."""
-    return _file_system(descriptor) not in _MACHINE_FILE_SYSTEMS
 
 
 def keeps_ctime(descriptor: int) -> bool:

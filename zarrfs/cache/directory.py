@@ -1,0 +1,271 @@
+"""A cache directory: files of blocks and blobs, shared by processes and nodes, and bounded in bytes.
+
+    cache_dir/zarrfs-blocks-3/    BLOCKS: a file for each block (disk.py); NAME.part is the lease on a block
+    cache_dir/blobs/sha1-9f3c...  a blob of an archive (RFC 10), as in a directory of blobs: without a header
+    cache_dir/blobs/.zarrfs-cache a mark: zarrfs has made this directory; any other one is left alone
+
+A file is written under another name and renamed, so it is whole or absent whenever its writer is killed. There is no
+index and no lock: a process that wants to write looks through the directory, and then again after an eighth
+of the room that it has found, or a 64th of the bound. Nothing here follows a symbolic link below the cache directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import re
+import secrets
+import stat
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from zarrfs.system.beneath import is_local, open_cached
+from zarrfs.system.buffers import Buffer, write_parts
+
+BLOCKS, BLOBS = "zarrfs-blocks-3", "blobs"
+MARK = ".zarrfs-cache"
+TOUCH = 60.0  # seconds: the precision of the time at which a file was last used
+LEFT = 1 << 30  # bytes of the disk that stay free; a tenth of a small one
+_KEPT = re.compile(r"[0-9a-f]{32}|sha1-[0-9a-f]{40}|sha256-[0-9a-f]{64}")
+_PASSING = re.compile(r"[0-9a-f]{32}\.part|\..*\.tmp")
+_ABANDONED = 3600.0  # seconds after which a lease or a temporary file was left by a killed process
+_OTHERS = 8 << 20  # bytes that other processes may write while one looks through the directory
+_FREED = 1 << 30  # bytes that are evicted at most beyond the needed ones
+_SLOW = 0.25  # seconds: if an open takes longer, only threads open files from then on
+
+_FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # O_NONBLOCK: do not wait at a FIFO
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class _Handle(int):
+    """A descriptor that is closed when no reference to it is left, so never while a thread uses it."""
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        os.close(self)
+
+
+class CacheDirectory:
+    """The files below `path`, of at most `size` bytes as du(1) counts them. Thread-safe; methods raise OSError.
+
+    PermissionError for a directory private to another user, because root would trust data that this user can change.
+    """
+
+    def __init__(self, path: str, size: int) -> None:
+        self.path, self._size = path, size
+        self._reserve = max(size // 16, min(_OTHERS, size // 4))
+        self.local = False  # on a file system that never waits for a server
+        self.evicted = 0  # files
+        self._mode = 0o700  # of directories: the users who may write to the cache directory may also write below it
+        self._open: dict[str, _Handle] = {}
+        self._lock = threading.Lock()  # held while the directory is looked through
+        self._budget = 0  # bytes that may be written before that
+        self._scratch, self._numbers = f".{secrets.token_hex(6)}", itertools.count()
+
+    def fits(self, size: int) -> bool:
+        """Return whether a file of `size` bytes may be kept at all."""
+        return size <= self._size // 2
+
+    def open(self, name: str) -> int:
+        """Return a descriptor of the block `name`, for reading."""
+        return os.open(name, os.O_RDONLY | _FILE, dir_fd=self._folder(BLOCKS))
+
+    def open_now(self, name: str) -> int:
+        """Open a block for reading. Raise BlockingIOError if that would wait."""
+        root = self._open.get(BLOCKS)
+        if root is None or not self.local:
+            raise BlockingIOError(errno.EAGAIN, "may have to wait for a server")
+        began = time.monotonic()
+        try:
+            return open_cached(name, os.O_RDONLY | _FILE, root)
+        finally:  # a virus scanner, for example, may delay each open
+            self.local = time.monotonic() - began < _SLOW
+
+    def write(self, folder: str, name: str, parts: Sequence[Buffer]) -> None:
+        """Write a file, and replace one of the same name. Evict others if there is no room."""
+        size = sum(map(len, parts))
+        self._make_room(size)
+        try:
+            self._write(folder, name, parts)
+        except OSError as exc:
+            if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self._make_room(size, full=True)  # other data fill the disk, or a quota is used up
+            self._write(folder, name, parts)
+
+    def create(self, name: str) -> bool:
+        """Create an empty file in BLOCKS; return False if it exists."""
+        with contextlib.suppress(FileExistsError):
+            os.close(self._create(self._folder(BLOCKS, make=True), name))
+            return True
+        return False
+
+    def stat(self, name: str) -> os.stat_result:
+        """Return lstat(2) of a file in BLOCKS."""
+        return os.stat(name, dir_fd=self._folder(BLOCKS), follow_symlinks=False)
+
+    def touch(self, folder: str, name: str) -> None:
+        """Mark a file as used now, if its owner may."""
+        with contextlib.suppress(OSError):
+            os.utime(name, dir_fd=self._folder(folder), follow_symlinks=False)
+
+    def remove(self, folder: str, name: str) -> bool:
+        """Remove a file, or an empty directory in its place. Return False if that fails; never raise."""
+        with contextlib.suppress(OSError):
+            try:
+                os.unlink(name, dir_fd=self._folder(folder))
+            except IsADirectoryError:
+                os.rmdir(name, dir_fd=self._folder(folder))
+            return True
+        return False
+
+    def close(self) -> None:
+        """Close the descriptors; they are opened again when needed."""
+        self._open = {}
+
+    # -- room
+
+    def _make_room(self, size: int, full: bool = False) -> None:
+        """Evict the least recently used files until `size` more bytes fit. `full`: the system has refused to write."""
+        count = -(-size // 4096) * 4096 + 512  # with the entry of the directory
+        with self._lock:
+            if count <= self._budget and not full:
+                self._budget -= count
+                return
+            total, files, now = 0, [], time.time()
+            for folder, name, status in self._entries():
+                taken = max(status.st_size, status.st_blocks * 512)
+                if _PASSING.fullmatch(name) and now - status.st_mtime > _ABANDONED and self.remove(folder, name):
+                    continue
+                total += taken
+                if _KEPT.fullmatch(name):
+                    files.append((status.st_mtime_ns, taken, folder, name))
+            room = min(self._size - self._reserve - total, self._free())
+            if room < count or full:
+                wanted = count + min(self._size // 10, _FREED)
+                for _, taken, folder, name in sorted(files):
+                    if room >= wanted and not full:
+                        break
+                    if self.remove(folder, name):
+                        self.evicted += 1
+                        room, full = room + taken, False
+            if room < count:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._budget = min(room // 8, self._size // 64) - count
+
+    def _entries(self) -> Iterator[tuple[str, str, os.stat_result]]:
+        """Yield (folder, name, lstat) of all files, and with the name "." of both directories."""
+        for folder in (BLOCKS, BLOBS):
+            with contextlib.suppress(FileNotFoundError):
+                own = _Handle(os.open(".", _DIRECTORY, dir_fd=self._folder(folder)))  # with an offset of its own
+                yield folder, ".", os.fstat(own)
+                with os.scandir(own) as entries:
+                    for entry in entries:
+                        with contextlib.suppress(FileNotFoundError):
+                            yield folder, entry.name, entry.stat(follow_symlinks=False)
+
+    def _free(self) -> int:
+        about = os.fstatvfs(self._folder(BLOCKS, make=True))
+        return about.f_bavail * about.f_frsize - min(LEFT, about.f_blocks * about.f_frsize // 10)
+
+    # -- files and directories
+
+    def _write(self, folder: str, name: str, parts: Sequence[Buffer]) -> None:
+        directory = self._folder(folder, make=True)
+        scratch = f"{self._scratch}{next(self._numbers):x}.tmp"
+        file = self._create(directory, scratch)
+        try:
+            try:
+                write_parts(file, parts)
+            finally:
+                os.close(file)
+            os.rename(scratch, name, src_dir_fd=directory, dst_dir_fd=directory)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(scratch, dir_fd=directory)
+            raise
+
+    def _create(self, directory: int, name: str) -> int:
+        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE, self._mode & 0o600, dir_fd=directory)
+        if self._mode & 0o077:
+            os.fchmod(file, self._mode & 0o666)
+        return file
+
+    def _folder(self, folder: str, make: bool = False) -> _Handle:
+        """Return the open directory BLOCKS or BLOBS; with `make`, create a missing one."""
+        found = self._open.get(folder)
+        if found is not None and make and _is_removed(found):
+            self._open, found = {}, None
+        if found is None:
+            found = self._open_blobs(make) if folder == BLOBS else self._open_blocks(make)
+            found = self._open.setdefault(folder, found)  # another thread may have opened it meanwhile
+        return found
+
+    def _open_blocks(self, make: bool) -> _Handle:
+        path = os.path.join(self.path, BLOCKS)
+        if make and not os.path.lexists(path):
+            _make_private_directory(self.path)
+            shared = os.stat(self.path).st_mode
+            mode = 0o700 | (0o070 if shared & stat.S_IWGRP else 0) | (0o007 if shared & stat.S_IWOTH else 0)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, mode)
+                _set_mode(_Handle(os.open(path, _DIRECTORY)), mode)
+        root = _Handle(os.open(path, _DIRECTORY))
+        status = os.fstat(root)
+        if status.st_uid not in (0, os.geteuid()) and not status.st_mode & 0o022:
+            raise PermissionError(errno.EACCES, f"{BLOCKS} in it belongs to user {status.st_uid} alone")
+        self._mode = status.st_mode & 0o777
+        self.local = is_local(root)
+        return root
+
+    def _open_blobs(self, make: bool) -> _Handle:
+        """Return the directory of blobs. Raise OSError if it is not one that zarrfs has made."""
+        self._folder(BLOCKS, make)  # for the mode
+        path = os.path.join(self.path, BLOBS)
+        if make and not os.path.lexists(path):
+            scratch = os.path.join(self.path, f"{self._scratch}{next(self._numbers):x}.blobs")
+            os.mkdir(scratch, self._mode)
+            made = _Handle(os.open(scratch, _DIRECTORY))
+            _set_mode(made, self._mode)
+            os.close(os.open(MARK, os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=made))
+            try:
+                os.rename(scratch, path)
+            except OSError:  # another process was faster
+                os.unlink(MARK, dir_fd=made)
+                os.rmdir(scratch)
+        try:
+            found = _Handle(os.open(path, _DIRECTORY))
+            os.stat(MARK, dir_fd=found, follow_symlinks=False)
+        except OSError as exc:
+            code = errno.EEXIST if make else errno.ENOENT
+            raise OSError(code, "blobs in it is something else, and is left alone") from exc
+        return found
+
+
+def _is_removed(directory: int) -> bool:
+    """Return whether an open directory was removed. On NFS, one that another node has removed is stale."""
+    try:
+        return not os.fstat(directory).st_nlink
+    except OSError:
+        return True
+
+
+def _make_private_directory(path: str) -> None:
+    """Create a directory with mode 0700, and missing ones above it with mode 0755, which os.makedirs() cannot set."""
+    path = os.path.abspath(path)
+    missing, above = [path], os.path.dirname(path)
+    while not os.path.isdir(above):
+        missing.append(above)
+        above = os.path.dirname(above)
+    for place in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(place, 0o700 if place == path else 0o755)
+
+
+def _set_mode(made: _Handle, mode: int) -> None:
+    """Set the permission bits of a new directory, regardless of the umask. Keep its set-group-ID bit."""
+    os.fchmod(made, mode | os.fstat(made).st_mode & stat.S_ISGID)
