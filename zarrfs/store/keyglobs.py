@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import AsyncIterator, Iterable
-
-from zarrfs.store.api import Info, Store
-from zarrfs.store.traversal import walk
+from collections.abc import Iterable
 
 
 class Globs:
@@ -68,19 +65,3 @@ class Picking:
     def unused(self) -> list[str]:
         """Return the globs of `include` that have matched no key so far."""
         return self._include.unused()
-
-
-async def chosen(store: Store, include: Globs, exclude: Globs) -> AsyncIterator[tuple[str, Info]]:
-    """Yield the entries of walk() that globs select, each directory with everything below it.
-
-    These are the entries that `include` matches, or all if it is empty, except those that `exclude` matches.
-    """
-    # the selected entry that the walk may be in, with a slash; "": none yet; None: everything is selected
-    within = "" if include else None
-    async for key, info in walk(store, leave_out=exclude.match if exclude else lambda key: False):
-        matched = include.match(key) if include else True
-        below = within is None or (within and key.startswith(within))
-        if matched and not below:
-            within = f"{key}/"
-        if matched or below:
-            yield key, info

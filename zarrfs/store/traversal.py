@@ -176,12 +176,11 @@ async def walk(
     store: Store,
     prefix: str = "",
     failed: Callable[[str, Exception], None] | None = None,
-    leave_out: Callable[[str], bool] = lambda key: False,
 ) -> AsyncIterator[tuple[str, Info]]:
     """Yield (key, entry) of everything below `prefix`, a directory before its children, names in order.
 
     Holds one open listing per level and nothing else. If a directory cannot be listed, raise the error, or pass it to
-    `failed` and skip the rest of the directory. Skip keys for which `leave_out` is true, with everything below them.
+    `failed` and skip the rest of the directory.
     """
     levels = [(prefix, store.list_dir(prefix))]
     while levels:
@@ -197,8 +196,6 @@ async def walk(
             levels.pop()
             continue
         key = join_key(directory, info.name)
-        if leave_out(key):
-            continue
         yield key, info
         if info.kind is Kind.DIRECTORY:
             levels.append((key, store.list_dir(key)))

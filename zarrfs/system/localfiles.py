@@ -20,7 +20,6 @@ _PINS = 65_536  # files whose identity is remembered
 _NOT_CACHED = (errno.EAGAIN, errno.EOPNOTSUPP)  # not in the page cache; a file system without RWF_NOWAIT
 
 Identity = tuple[int, int, int, int]  # device, inode, size, mtime in ns
-_TICK = 0.012  # seconds; the kernel's file times may lag behind the clock by one tick
 
 
 async def read_file(descriptor: int, offset: int, length: int) -> Buffer:
