@@ -99,13 +99,13 @@ class DiskCache:
         """Return whether the directory is known to be on a file system that never waits for a server."""
         return self._directory.local
 
-    def version(self, target: str, newer_than: float, now: bool = False) -> TargetVersion | None:
-        """Return the version of `target` that its server last reported, if after `newer_than` (seconds since 1970)."""
+    def version(self, target: str, now: bool = False) -> tuple[TargetVersion, float] | None:
+        """Return (the version of `target` that its server last reported, when: seconds since 1970), if it is known."""
         text = self._get(_name_of(target), now)
         with contextlib.suppress(ValueError, KeyError, TypeError):
             about = json.loads(bytes(text or b""))
-            if newer_than < about["seen"] < time.time() + SKEW:
-                return TargetVersion(about["tag"], about["size"])
+            if about["seen"] < time.time() + SKEW:
+                return TargetVersion(about["tag"], about["size"]), about["seen"]
         return None
 
     def remember(self, target: str, version: TargetVersion) -> None:

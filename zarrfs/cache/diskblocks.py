@@ -86,12 +86,12 @@ class DiskBlocks:
 
     async def known(self, wanted: BlockRequest, valid: bool = True) -> TargetVersion | None:
         """Return the version of a target that its server last reported; None if unknown or, with `valid`, too old."""
-        newer_than = self._oldest() if valid else 0.0
+        target = self._target(wanted)
         try:
-            return self._cache.version(self._target(wanted), newer_than, now=True)
+            known = self._cache.version(target, now=True)
         except BlockingIOError:
-            target = self._target(wanted)
-            return await trio.to_thread.run_sync(self._cache.version, target, newer_than, limiter=self._readers)
+            known = await trio.to_thread.run_sync(self._cache.version, target, limiter=self._readers)
+        return None if known is None or (valid and known[1] <= self._oldest()) else known[0]
 
     def at_once(self, wanted: BlockRequest) -> Block | None:
         """Return the block if it can be read from the page cache now; otherwise, or if it is too large, None."""
@@ -182,12 +182,13 @@ class DiskBlocks:
         if wanted.expected is None:
             pin = self._pins.get(at)
             if pin is None:
-                known = self._cache.version(target, self._oldest(), now)
+                known = self._cache.version(target, now)
                 if known is None:
-                    return None, self._cache.version(target, 0.0, now) is not None
-                if self._pins.is_longer(at, known.size):  # readers were shown a smaller size
+                    return None, False
+                (tag, size), seen = known
+                if seen <= self._oldest() or self._pins.is_longer(at, size):  # readers were shown a smaller size
                     return None, True
-                pin = self._pins.put(at, Pin(known.tag, known.size, certain=False, noted=True))
+                pin = self._pins.put(at, Pin(tag, size, certain=False, noted=True))
             version = pin.version
         if version is None:
             return None, False
