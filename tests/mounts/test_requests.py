@@ -114,6 +114,16 @@ def test_reading_an_array_takes_one_request_per_value(served: Served, tmp_path: 
     assert len(requests) <= VALUES + OTHERS, unusual(requests)
 
 
+@pytest.mark.parametrize("kind", ["s3 v2", "listing v2"])  # in v3 each chunk has a directory, which is listed
+def test_copying_a_store_takes_one_request_per_value(
+    kind: str, nginx: Nginx, s3: S3, bucket: list[str], tmp_path: Path
+) -> None:
+    store = put(kind, tmp_path, nginx, s3, bucket)
+    requests = store.during(lambda: run("copy", store.url, tmp_path / "copy", "-o", store.options))
+    assert len(requests) < 2 * VALUES, unusual(requests)
+    read_all(tmp_path / "copy")
+
+
 WHOLE = 200
 
 

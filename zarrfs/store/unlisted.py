@@ -177,13 +177,15 @@ class UnlistedStore(WrappingStore):
 
     async def _is_beyond(self, key: str) -> bool:
         """Return whether it is known, without requesting `key`, that it is not in the grid of the array above it."""
+        above, name = split_key(key)
         try:
-            node, rest = await self._array(key)
+            node, rest = await self._array(above)
         except ReadError:
             return False
-        if node is None or node.grid is None or not _BEYOND.fullmatch(rest):
+        inner = join_key(rest, name)
+        if node is None or node.grid is None or not _BEYOND.fullmatch(inner):
             return False
-        return not any(template.index(rest, node.grid) is not None for template in node.templates)
+        return not any(template.index(inner, node.grid) is not None for template in node.templates)
 
     async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         try:
