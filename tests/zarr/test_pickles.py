@@ -160,8 +160,9 @@ def test_names_off_the_whitelist_are_refused(value: Any, rule: str) -> None:
         b"}I1\nI2\ns.", b"}(I1\nu.",
         b"Nb.", b"NNb.", b"cnumpy\ndtype\n(S'i4'\ntRNb.", b"cnumpy\ndtype\n(S'i4'\ntR(I9\ntb.", b"c\n\n.",
         b"\x8c\x01ab.", b"}" * 10 + b"\x86" * 9 + b".",
+        b"}Vdtype\ncnumpy\ndtype\n(Vi4\ntR(I3\n)" + b"\x85" * 5000 + b"NNNtbs.",
     ],
-    ids=range(37),
+    ids=range(38),
 )  # fmt: skip
 def test_damaged_pickles_are_refused(data: bytes) -> None:
     with pytest.raises(MetadataError):

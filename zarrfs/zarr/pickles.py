@@ -31,6 +31,7 @@ _OPCODES = frozenset((
 # what damaged pickles raise
 _ERRORS = (
     pickle.UnpicklingError, ValueError, LookupError, TypeError, AttributeError, OverflowError, EOFError,
+    RecursionError,
 )  # fmt: skip
 
 
