@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,31 @@ def test_a_version_that_was_seen_long_ago_is_asked_for(
     faulty.put("/v", other, tag="2")
     assert read(url, options, 50_000, 0) == [other[50_000:60_000], other[:10_000]]
     assert [method for method, _, _ in faulty.requests] == ["HEAD", "GET", "GET"]
+
+
+def test_a_version_has_the_time_of_its_answer_however_late_it_is_written(
+    faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a refresh would take it for one that is newer than the refresh."""
+    remember, refreshed = disk.DiskCache.remember, threading.Event()
+
+    def late(*arguments: Any) -> None:
+        assert refreshed.wait(20)
+        remember(*arguments)
+
+    monkeypatch.setattr(disk.DiskCache, "remember", late)
+    url, other = faulty.put("/v", VALUE), os.urandom(len(VALUE))
+
+    async def check(files: RemoteFiles) -> float:
+        await files.read(url, 0, 10_000, 0, 10_000)
+        now = time.time()
+        await trio.sleep(0.01)
+        refreshed.set()
+        return now
+
+    now = using(check, Options(cache_dir=str(tmp_path)))
+    faulty.put("/v", other, tag="2")
+    assert read(url, Options(cache_dir=str(tmp_path), asked_since=now), 0) == [other[:10_000]]
 
 
 def test_a_block_of_a_version_that_is_replaced_while_it_is_read(

@@ -138,11 +138,11 @@ def test_a_damaged_block_is_a_miss_and_can_be_written_again(how: str, length: in
 @pytest.mark.parametrize("how", DAMAGES)
 def test_a_damaged_version_record_is_a_miss_and_can_be_written_again(how: str, tmp_path: Path) -> None:
     cache, version = DiskCache(str(tmp_path), SIZE), TargetVersion("e" * 6000, 3)
-    cache.remember(T, version)
+    cache.remember(T, version, time.time())
     assert (cache.version(T) or [None])[0] == version
     DAMAGES[how](blocks(tmp_path)[-1])
     assert cache.version(T) is None
-    cache.remember(T, version)
+    cache.remember(T, version, time.time())
     assert (cache.version(T) or [None])[0] == version
 
 
@@ -347,7 +347,7 @@ def churn(directory: str, size: int, seed: int) -> None:
             version, run = chance.choice([ONE, ONE, TWO]), chance.random() < 0.3
             if not found(cache, start, start + length, version=version):
                 write(cache, start, start + length, version=version, run=run)
-            cache.remember(T, version)
+            cache.remember(T, version, time.time())
     except BaseException as exc:
         Path(directory + ".WRONG").write_text(repr(exc))
         os._exit(1)
@@ -416,7 +416,7 @@ def test_a_full_disk_causes_one_warning_and_no_error(
         cache = DiskCache(str(place / "c"), 1 << 30)
         for number in range(20):
             write(cache, number * MIB, number * MIB + 70_000)
-            cache.remember(f"{T}{number}", ONE)
+            cache.remember(f"{T}{number}", ONE, time.time())
             assert not found(cache, number * MIB, number * MIB + 70_000)
         assert warnings(caplog) == [f"cache_dir={place / 'c'}: no space left on device; nothing is cached for now"]
         for path in place.iterdir():
@@ -447,7 +447,7 @@ def test_a_disk_that_becomes_read_only(tmp_path: Path, caplog: pytest.LogCapture
     with tmpfs(tmp_path / "small", f"size={64 * MIB}") as place:
         first = DiskCache(str(place / "c"), 1 << 30)
         write(first, 0, 1000)
-        first.remember(T, ONE)
+        first.remember(T, ONE, time.time())
         first.close()
         for path in blocks(place / "c"):
             os.utime(path, (1e9, 1e9))
@@ -455,7 +455,7 @@ def test_a_disk_that_becomes_read_only(tmp_path: Path, caplog: pytest.LogCapture
         cache = DiskCache(str(place / "c"), 1 << 30)
         assert cache.take(T, 0, 1000) is None
         write(cache, 1000, 2000)
-        cache.remember(T, TWO)
+        cache.remember(T, TWO, time.time())
         assert found(cache, 0, 1000)
         assert (cache.version(T) or [None])[0] == ONE
         assert len(warnings(caplog)) == 1

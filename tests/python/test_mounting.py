@@ -151,6 +151,7 @@ def test_errors_have_the_messages_of_the_mount_command(
     for kind, rule, wrong, options in (
         (zarrfs.SourceError, r"/none\.json: no such file or directory", "/none.json", {}),
         (zarrfs.UsageError, r"^unknown option 'retrys' \(did you mean retries\?\)$", source, {"retrys": 1}),
+        (zarrfs.UsageError, "^option owner: not for mounted", source, {"owner": 1}),
         (zarrfs.MountError, "none: no such file or directory", source, {"mountpoint": tmp_path / "none"}),
     ):
         with pytest.raises(kind, match=rule), zarrfs.mounted(wrong, **options):  # type: ignore[arg-type]

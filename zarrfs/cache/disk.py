@@ -108,9 +108,9 @@ class DiskCache:
                 return TargetVersion(about["tag"], about["size"]), about["seen"]
         return None
 
-    def remember(self, target: str, version: TargetVersion) -> None:
-        """Record that the server of `target` has just reported this version."""
-        self._put(_name_of(target), json.dumps({**version._asdict(), "seen": time.time()}).encode())
+    def remember(self, target: str, version: TargetVersion, seen: float) -> None:
+        """Record that the server of `target` reported this version at the time `seen` (seconds since 1970)."""
+        self._put(_name_of(target), json.dumps({**version._asdict(), "seen": seen}).encode())
 
     def read(
         self, target: str, version: TargetVersion, start: int, stop: int, again: bool = False, now: bool = False,

@@ -212,7 +212,7 @@ class DiskBlocks:
         return pin is None or pin.kept
 
     def _remember(self, wanted: BlockRequest, version: TargetVersion) -> None:
-        self._later(0, self._cache.remember, self._target(wanted), version)
+        self._later(0, self._cache.remember, self._target(wanted), version, time.time())
 
     def write(self, wanted: BlockRequest, found: Fetched, pinned: TargetVersion | None) -> None:
         """Queue a block for writing, unless its version is unknown. `pinned`: its version if it came without one."""

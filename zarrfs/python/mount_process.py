@@ -44,6 +44,8 @@ def _mount(request: dict[str, Any], owner: int, answers: int) -> None:
 
     found = settings(request["items"], [request["source"]], {"log_level": "warning"})
     parsed = found.parsed
+    if parsed.options.owner:
+        raise UsageError("option owner: not for mounted(), which ends the mount with its block")
     parsed.options = dataclasses.replace(parsed.options, foreground=True, owner=(owner,))
 
     def ready() -> None:
