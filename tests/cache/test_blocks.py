@@ -65,6 +65,18 @@ def test_blocks_on_disk_are_read_without_a_request(faulty: Faulty, tmp_path: Pat
     assert not faulty.requests, "no HEAD either: its version was seen a moment ago"
 
 
+def test_a_prefetch_reads_no_more_from_the_disk_than_memory_may_hold(faulty: Faulty, tmp_path: Path) -> None:
+    url, lows = faulty.put("/v", VALUE), range(0, 300_000, 10_000)
+    fill(faulty, url, Options(cache_dir=str(tmp_path)), *lows)
+
+    async def check(files: RemoteFiles) -> int:
+        await files.prefetch([(url, low, low + 10_000) for low in lows])
+        assert bytes(await files.read(url, 0, 10_000, 0, 10_000)) == VALUE[:10_000]
+        return int(files.stats()["disk"]["bytes_read"])
+
+    assert 10_000 <= using(check, Options(cache_dir=str(tmp_path), memory_limit=160_000)) <= 160_000
+
+
 def test_a_version_that_was_seen_long_ago_is_asked_for(
     faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ The version of a target that is read is decided in pins.py.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -188,6 +189,8 @@ class Blocks:
         If cancelled, drop the remaining ones.
         """
         wanted = list({one.key: one for one in wanted if not self.cache.has(one.key)}.values())
+        sizes, room = itertools.accumulate(one.stop - one.start for one in wanted), self.cache.max_bytes // 2
+        wanted = [one for one, size in zip(wanted, sizes, strict=True) if size <= room]  # ahead() refuses the others
         found: dict[Hashable, Block] = {}
         leases: dict[Hashable, Lease] = {}
         if self._disk is not None and wanted:
