@@ -330,6 +330,21 @@ def test_shares_at_the_same_time_make_the_whole_copy(tmp_path: Path) -> None:
         files[5].unlink()  # the same again makes what is missing
 
 
+def test_shares_and_parts_of_a_read_only_directory(tmp_path: Path) -> None:
+    """The first one gives the destination its mode, which must not keep the others from writing to it."""
+    source = tmp_path / "source"
+    (source / "d").mkdir(parents=True)
+    for name in ("a", "b", "c", "d/e"):
+        (source / name).write_text(name)
+    for path in (source / "d", source):
+        path.chmod(0o555)
+    plain = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []  # as an ordinary user
+    for out, runs in ("shared", [["--shard", f"{index}/3"] for index in range(3)]), ("parts", [["--include=d"], []]):
+        for words in runs:
+            assert subprocess.run([*plain, PROGRAM, "copy", source, tmp_path / out, *words], check=False).returncode == 0
+        assert snapshot(tmp_path / out) == snapshot(source)
+
+
 # -- bad sources
 
 
@@ -364,6 +379,18 @@ def test_entries_that_cannot_be_read_are_named_and_the_rest_is_copied(tmp_path: 
     (blobs / lost).write_bytes(b"lost" * 1000)
     copy(document, out, "--blobs", blobs, status=1)
     assert (out / "bad-lost").read_bytes() == b"g" * 5000 + b"lost" * 1000
+
+
+@pytest.mark.parametrize("more", [["-o", "upperdir=upper"], ["-o", "view=v3"], ["-o", "view=netcdf"]])
+def test_what_a_document_or_a_view_leaves_out_is_no_success(more: list[str], tmp_path: Path) -> None:
+    array = {"shape": [1], "chunks": [1], "dtype": "|u1", "compressor": {"id": "nosuch"}, "filters": None,
+             "fill_value": 0, "order": "C", "zarr_format": 2}  # fmt: skip
+    refs = {".zgroup": '{"zarr_format": 2}', "odd/.zarray": json.dumps(array), "odd/0": "x", "bad/../entry": "x"}
+    written(tmp_path / "refs.json", {"version": 1, "refs": refs})
+    (tmp_path / "upper").mkdir()
+    lines = copy("refs.json", "out", *more, status=1, cwd=tmp_path)
+    assert any("bad/../entry: " in line for line in lines)
+    assert more[1] == "upperdir=upper" or any("odd: " in line for line in lines)
 
 
 def test_values_that_a_server_refuses_are_named(faulty: Faulty, tmp_path: Path) -> None:

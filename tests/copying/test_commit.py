@@ -287,6 +287,16 @@ def test_an_empty_directory_that_is_left_out_is_no_success(place: Path) -> None:
     assert entries_of("new.json")["a/x"] == b"new"
 
 
+def test_an_entry_that_the_source_leaves_out_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": {"a/0": "x", "bad/../entry": "x"}}))
+    (tmp_path / "up").mkdir()
+    changed(tmp_path / "up", tmp_path / "refs.json")
+    result = commit_to("new.json")
+    assert (result.exit_code, "bad/../entry: " in result.stderr) == (1, True)
+    assert entries_of("new.json") == {"a/0": b"x"}
+
+
 @pytest.mark.parametrize("new", ["new.zarr", "new.zip", "new/"])
 def test_a_directory_is_made_by_copy(place: Path, new: str) -> None:
     refused("zarrfs copy", new, status=2)

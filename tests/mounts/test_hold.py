@@ -160,6 +160,11 @@ def test_umount_below_unmounts_innermost_first(source: Path, root: Path) -> None
     assert run("umount", "--below", root.parent / "link/mnt").returncode == 0
     assert not mount_lines(root)
     assert not any(map(alive, daemons))
+    mount(source, root, "hold")
+    kill_daemon(root)
+    mount(source, root, "hold")  # over the dead mount
+    assert run("umount", "--below", root).returncode == 0
+    assert not mount_lines(root)
     assert run("umount", "--below", root).returncode == 0  # nothing to do
     assert run("umount", "--below", "/nowhere").returncode == 0
 

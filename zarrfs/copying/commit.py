@@ -72,6 +72,8 @@ async def commit(
                 await _commit_set(tree, plan, new)
             else:
                 await _commit_archive(tree, new)
+        for entry, rule in await overlay.problems():
+            warn(f"{entry}: {rule}: left out")
     except OSError as exc:
         raise SourceError(new.path, f"cannot be written: {exc.strerror or exc}") from exc
 

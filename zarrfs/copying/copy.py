@@ -138,9 +138,10 @@ class _Copier:
             await self._in_thread(self._finish)
         if self._fatal is not None:
             raise self._fatal
-        for entry, rule in await self._store.problems() if self._picking.everything else ():
-            if self._share.has(entry):
-                self._fail(entry, InTheWay(rule))  # an entry that is left out of the source
+        if self._picking.everything:
+            for entry, rule in (*await self._store.problems(), *(await self._store.left_out("")).items()):
+                if self._share.has(entry):
+                    self._fail(entry, InTheWay(rule))  # an entry that is left out of the source, or of a view
         self._report.unmatched = self._picking.unused()
 
     # -- the walk

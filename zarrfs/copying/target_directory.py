@@ -257,10 +257,11 @@ def _permitted(folder: Folder | None, directory: int, change: Callable[[], T]) -
     try:
         return change()
     except PermissionError:
-        mode = stat.S_IMODE(os.fstat(directory).st_mode)
-        if folder is None or folder.parent is None or folder.info.mode is None or mode & _RWX == _RWX:
+        mode = None if folder is None else folder.info.mode
+        if mode is None or mode & _RWX == _RWX:
             raise
-        os.chmod(f"/proc/self/fd/{directory}", mode | _RWX)
+        if os.fstat(directory).st_mode & 0o777 == mode & 0o777:  # else another thread has made it writable
+            os.chmod(f"/proc/self/fd/{directory}", mode & 0o777 | _RWX)
         return change()
 
 
@@ -290,8 +291,8 @@ def _same(directory: int, status: os.stat_result, info: Info) -> bool:
 
 def _recognised(status: os.stat_result, info: Info) -> bool:
     """Return whether the destination itself may be what a killed run made: else it is the user's, and stays."""
-    made = (info.mode, (info.mode or 0) & 0o777 | _RWX)
-    return status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) in made
+    mode = (info.mode or 0) & 0o777
+    return status.st_uid == os.geteuid() and status.st_mode & 0o777 in (mode, mode | _RWX)
 
 
 def _other_mode(status: os.stat_result, info: Info) -> bool:

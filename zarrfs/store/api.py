@@ -313,7 +313,7 @@ class BlockingReader:
 class WrappingStore(Store):
     """A store over the store `lower`, for example a view.
 
-    It passes on lists(), usage(), remote, get_ready(), stats() and aclose(). A subclass implements the other methods,
+    It passes on lists(), usage(), remote, get_ready(), problems(), stats() and aclose(). A subclass implements the other methods,
     or inherits the defaults of Store.
     """
 
@@ -333,6 +333,9 @@ class WrappingStore(Store):
 
     async def get_ready(self) -> None:
         await self.lower.get_ready()
+
+    async def problems(self) -> list[tuple[str, str]]:
+        return await self.lower.problems()
 
     def stats(self) -> dict[str, Any]:
         return self.lower.stats()

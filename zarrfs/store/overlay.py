@@ -452,6 +452,8 @@ class Overlay(WritableStore):
     async def left_out(self, key: str) -> dict[str, str]:
         return {} if self.lower is None else await self.lower.left_out(key)
 
+    async def problems(self) -> list[tuple[str, str]]:
+        return [] if self.lower is None else await self.lower.problems()
 
     def stats(self) -> dict[str, Any]:
         return {} if self.lower is None else self.lower.stats()

@@ -277,13 +277,13 @@ def below(directory: str, only_dead: bool) -> list[str]:
     With `only_dead`, return those whose daemon has died.
     """
     place, ours = canonical(directory), f"user_id={os.geteuid()}"
-    found = [
+    found = {  # a mount point once, also if mounts lie over dead ones there
         mount.mountpoint
         for mount in mounts()
         if mount.fstype == FSTYPE and beneath(mount.mountpoint, place) and ours in mount.flags
-    ]
-    dead = set(unanswered([*dict.fromkeys(found)], _ANSWER)[0]) if only_dead else {*found}
-    return sorted((one for one in found if one in dead), key=lambda one: one.count("/"), reverse=True)
+    }
+    chosen = unanswered([*found], _ANSWER)[0] if only_dead else found
+    return sorted(chosen, key=lambda one: one.count("/"), reverse=True)
 
 
 def fusermount() -> str:
