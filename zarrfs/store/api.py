@@ -313,8 +313,8 @@ class BlockingReader:
 class WrappingStore(Store):
     """A store over the store `lower`, for example a view.
 
-    It passes on lists(), usage(), remote, get_ready(), problems(), stats() and aclose(). A subclass implements the other methods,
-    or inherits the defaults of Store.
+    It passes on lists(), usage(), remote, get_ready(), problems(), stats() and aclose(). A subclass implements the
+    other methods, or inherits the defaults of Store.
     """
 
     def __init__(self, lower: Store) -> None:
