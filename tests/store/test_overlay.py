@@ -396,6 +396,8 @@ def test_a_directory_that_is_its_own_upper_shows_whiteouts_as_files(name: str, t
             assert (name in [info.name async for info in store.list_dir(prefix)]) == shown
             with contextlib.nullcontext() if shown else pytest.raises(NotFound):
                 await store.find(f"{prefix}/{name}".lstrip("/"))
+        await store.set("x", b"")
+        assert (tmp_path / name).exists()
         await store.aclose()
 
     trio.run(main)

@@ -296,6 +296,8 @@ class Upper:
 
     def remove_whiteout(self, key: str) -> None:
         """Remove the whiteout of `key`, if there is one."""
+        if self.plain:
+            return
         with contextlib.suppress(FileNotFoundError), self.at(_beside(key)) as (directory, name):
             os.unlink(name, dir_fd=directory)
 
