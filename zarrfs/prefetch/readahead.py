@@ -293,7 +293,13 @@ class KeyReadAhead:
                 return
             self._drop(run)
         self._wait -= 1
-        self._look = self._wait <= 0 and (self._store.knows_names or chunk is None)
+        self._look = self._wait <= 0 and (self._store.knows_names or self._are_files_of_one_directory())
+
+    def _are_files_of_one_directory(self) -> bool:
+        """Return whether the latest reads make a listing worth its requests."""
+        latest = list(itertools.islice(reversed(self._read), 2 * _LEAST))
+        directories = {split_key(key)[0] for key in latest}
+        return len(latest) == 2 * _LEAST and len(directories) == 1 and not any(map(parse, latest))
 
     def _start(self, run: _Run) -> None:
         self._runs.put(run, run)
