@@ -58,7 +58,7 @@ def main() -> None:
         options = Options(attr_timeout=0)
         serve.serve(
             Plan("faulty", "references", index=path), mountpoint, options, [],
-            lambda: print("ready", flush=True),
+            lambda: print("ready", flush=True), [],
         )  # fmt: skip
 
 
