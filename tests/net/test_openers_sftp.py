@@ -16,7 +16,7 @@ from zarrfs.store.api import Kind
 from zarrfs.store.remote import FsspecStore
 from zarrfs.store.remotefiles import RemoteFiles
 
-VALUE = bytes(range(256)) * 40
+VALUE = bytes(range(251)) * 12000
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_a_lost_connection_is_replaced(sftp: Sftp, url: str) -> None:
 
         await read(0)
         assert len(sftp.passwords) == 1
-        for logins, begin in ((2, 1000), (3, 5000)):
+        for logins, begin in ((2, 1 << 20), (3, 2 << 20)):
             await trio.to_thread.run_sync(sftp.drop)
             async with trio.open_nursery() as nursery:
                 for number in range(8):
