@@ -24,7 +24,7 @@ from zarrfs.store.api import Info, Value
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.overlay import Change, Overlay
 from zarrfs.store.upper import Upper
-from zarrfs.store.values import FileValue
+from zarrfs.store.values import BytesValue, FileValue
 from zarrfs.store.writing import NewFile
 from zarrfs.system.buffers import Buffer
 
@@ -317,6 +317,24 @@ def test_truncating_a_file_of_unknown_size_does_not_request_its_size(tmp_path: P
             await store.aclose()
 
     assert trio.run(main) == 0
+
+
+def test_a_value_that_ends_early_while_it_is_copied_up_is_an_error(tmp_path: Path) -> None:
+    class Shrinking(FileSystemStore):
+        async def open(self, key: str) -> Value:
+            return BytesValue(await self.info(key), b"val")
+
+    async def main() -> None:
+        lower = Shrinking(str(write(tmp_path / "lower", {"a": b"value"})))
+        store = Overlay(lower, Upper(str(write(tmp_path / "upper", {}))))
+        try:
+            with pytest.raises(ReadError):
+                await store.copy_up("a", 5)
+        finally:
+            await store.aclose()
+
+    trio.run(main)
+    assert not os.listdir(tmp_path / "upper")
 
 
 def test_links_in_the_upper_are_not_followed(tmp_path: Path) -> None:
