@@ -10,9 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import DATA
-from zarrfs.config.options import Options
-from zarrfs.errors import SourceError
-from zarrfs.sources import child, plan_sources
 
 PLAN = """
 import dataclasses, json, os, sys, threading
@@ -87,58 +84,6 @@ for name in ("refs.json", "none.json"):
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("references\nno such file or directory\n", "")
-
-
-def test_one_child_plans_many_small_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[int] = []
-    start = child.start
-
-    def counted(request: bytes, forks: bool) -> subprocess.Popen[bytes] | child.Fork:
-        started.append(len(json.loads(request)["sources"]))
-        return start(request, forks)
-
-    monkeypatch.setattr(child, "start", counted)
-    names = [str(tmp_path / f"{number}.json") for number in range(7)]
-    for number, name in enumerate(names):
-        Path(name).write_text(json.dumps({"version": 1, "refs": {f"k{number}": "x"}}))
-    Path(names[3]).write_text(json.dumps({"version": 1, "refs": {"large": "x" * (2 << 20)}}))
-    options = Options()
-
-    def planned() -> list[list[str]]:
-        batches = plan_sources(names, options, lambda source: source != names[6], lambda: None)
-        return [[plan.source for plan in batch] for batch in batches]
-
-    assert planned() == [names[:3], [names[3]], names[4:6], [names[6]]]
-    assert started == [3, 1, 2]
-    started.clear()
-    Path(names[1]).write_text('{"version": 1, "refs": {"k": "base64:!"}')
-    with pytest.raises(SourceError, match=f"{names[1]}: "):
-        planned()
-    assert started == [3, 1, 1]
-
-
-def test_a_child_that_dies_fails_only_its_own_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After that, each document gets a child of its own, with limits of its own."""
-    killing = "import os; os.kill(os.getpid(), 24)"  # SIGXCPU
-    calls = []
-    program = child._program
-
-    def dying(request: bytes, forks: bool) -> subprocess.Popen[bytes]:
-        asked = json.loads(request)["sources"]
-        calls.append(len(asked))
-        if any("bad" in one for one in asked):
-            return subprocess.Popen([sys.executable, "-c", killing], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-        return program(request)
-
-    for name in ("a", "bad", "c"):
-        (tmp_path / f"{name}.json").write_text(json.dumps({"version": 1, "refs": {"k": "x"}}))
-    monkeypatch.setattr(child, "start", dying)
-    names = [str(tmp_path / f"{name}.json") for name in ("a", "bad", "c")]
-    batches = plan_sources(names, Options(), lambda source: True, lambda: None)
-    assert [plan.source for plan in next(batches)] == names[:1]
-    with pytest.raises(SourceError, match=r"bad\.json: its templates take too much time"):
-        next(batches)
-    assert calls == [3, 1, 1]
 
 
 MEMORY = """

@@ -223,69 +223,45 @@ def say(text: str) -> None:
 
 
 def run_on_store(
-    source: str, parsed: options.Parsed, body: Callable[[Store, Plan], Awaitable[T]],
-    child: Callable[[str], bool] = lambda source: True, reads: bool = True, takes: tuple[str, ...] = _TAKES,
+    source: str, parsed: options.Parsed, body: Callable[[Store, Plan], Awaitable[T]], reads: bool = True,
+    takes: tuple[str, ...] = _TAKES,
 ) -> T:  # fmt: skip
-    """Open `source`, print its warnings, and run `body(store, plan)` on trio; see run_on_stores()."""
+    """Open `source`, print its warnings, and run `body(store, plan)` on trio; return its result.
 
-    async def on_one(opened: list[tuple[Store, Plan]]) -> T:
-        return await body(*opened[0])
-
-    return run_on_stores([source], parsed, on_one, child, reads, takes)
-
-
-def run_on_stores(
-    sources: Sequence[str], parsed: options.Parsed, body: Callable[[list[tuple[Store, Plan]]], Awaitable[T]],
-    child: Callable[[str], bool] = lambda source: True, reads: bool = True, takes: tuple[str, ...] = _TAKES,
-) -> T:  # fmt: skip
-    """Open `sources`, print their warnings, and run `body([(store, plan), ...])` on trio; return its result.
-
-    A child process plans each source for which `child` returns true; meanwhile this process imports the modules
-    `takes`. This process plans the other sources itself. `reads` is false for a command that reads no files: missing
-    blobs cause no warning then, and `takes` is not imported. Raise SourceError or UsageError.
+    A child process plans the source; meanwhile this process imports the modules `takes`. `reads` is false for a
+    command that reads no files: missing blobs cause no warning then, and `takes` is not imported. Raise SourceError or
+    UsageError.
     """
     from zarrfs.archives.source_kinds import NO_BLOBS
-    from zarrfs.sources import discard, open_plan, plan_sources
-    from zarrfs.system.processes import allow_descriptors
+    from zarrfs.sources import discard, open_plan, plan_source
 
     chosen = parsed.options
     _prepare_output(chosen.log_level)
-    if len(sources) > 1:
-        allow_descriptors()  # each store needs at least one
 
-    async def run(plans: list[Plan]) -> T:
+    async def run(plan: Plan) -> T:
         import trio
 
-        opened: list[tuple[Store, Plan]] = []
+        store = open_plan(plan, chosen)
         try:
-            for plan in plans:
-                opened.append((open_plan(plan, chosen), plan))
-            return await body(opened)
+            return await body(store, plan)
         finally:
             with trio.CancelScope(shield=True):
-                for store, _plan in opened:
-                    await store.aclose()
+                await store.aclose()
 
-    plans: list[Plan] = []
     meanwhile = functools.partial(_import_meanwhile, takes if reads else ())
+    plan = plan_source(source, chosen, meanwhile=meanwhile, forks=True)
     try:
-        for found in plan_sources(sources, chosen, child, meanwhile):
-            before = len(plans)
-            plans += found
-            for source, plan in zip(sources[before:], found, strict=False):
-                where = f"{source}: " if len(sources) > 1 else ""
-                for warning in () if chosen.log_level == "error" else plan.warnings:
-                    if reads or not warning.endswith(NO_BLOBS):
-                        say(f"warning: {where}{warning}")
+        for warning in () if chosen.log_level == "error" else plan.warnings:
+            if reads or not warning.endswith(NO_BLOBS):
+                say(f"warning: {warning}")
         import trio
 
         from zarrfs.system.memory import freeze_garbage_collector
 
         freeze_garbage_collector()  # collections that scan all modules take a twentieth of a copy's time
-        return trio.run(run, plans)
+        return trio.run(run, plan)
     finally:
-        for plan in plans:
-            discard(plan)
+        discard(plan)
 
 
 def _import_meanwhile(takes: tuple[str, ...]) -> None:

@@ -8,14 +8,12 @@ not inherit. The plan is a few strings, and opening it is cheap.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
 import re
-import stat
 import sys
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from zarrfs.config import urls
@@ -29,7 +27,6 @@ from zarrfs.store.api import Store
 from zarrfs.store.targets import TargetReader
 from zarrfs.store.uri import path_of_uri
 
-_SMALL, _TOGETHER = 1 << 20, 100  # a child may plan several documents: largest size of each, and most documents
 _DESCRIPTOR = re.compile("/dev/fd/|/proc/(self|thread-self)/fd/")
 
 
@@ -48,57 +45,6 @@ def plan_source(
         return _finished(plan, options)
     except BaseException:
         discard(plan)
-        raise
-
-
-def plan_sources(
-    sources: Sequence[str], options: Options, child: Callable[[str], bool], meanwhile: Callable[[], object]
-) -> Iterator[list[Plan]]:
-    """Yield the plans of `sources` in order, in lists of one or more. A child plans those for which `child` is true.
-
-    One child plans many small local documents, because starting a child takes longer than compiling one of them. If it
-    fails, each document gets its own child, with its own limits of time and memory, so that the errors are those of
-    plan_source(). The caller must be one of zarrfs's own programs.
-    """
-    at = 0
-    while at < len(sources):
-        together = list(itertools.takewhile(lambda one: child(one) and _is_small(one), sources[at : at + _TOGETHER]))
-        plans = _plan_together(together, options, meanwhile) if len(together) > 1 else None
-        if plans is not None:
-            yield plans
-        else:
-            for source in together or [sources[at]]:
-                yield [plan_source(source, options, child(source), meanwhile, forks=True)]
-        at += max(1, len(together))
-
-
-def _is_small(source: str) -> bool:
-    """Return whether a source is a small local document."""
-    path = path_of_uri(source)
-    try:
-        status = os.stat(path) if path is not None else None
-    except (OSError, ValueError):
-        return False
-    small = status is not None and stat.S_ISREG(status.st_mode) and status.st_size <= _SMALL
-    return small and path is not None and not _DESCRIPTOR.match(os.path.abspath(path))
-
-
-def _plan_together(sources: Sequence[str], options: Options, meanwhile: Callable[[], object]) -> list[Plan] | None:
-    """Plan documents in one child; return None if any of them cannot be planned."""
-    if options.blobs:
-        from zarrfs.archives.source_kinds import check_sources
-
-        check_sources(options.blobs)
-    try:
-        reply = _ask_child([os.path.abspath(path_of_uri(one) or one) for one in sources], options, meanwhile, True)
-    except SourceError:
-        return None
-    plans = [_plan_of(plan) for plan in reply.get("plans", ())]
-    try:
-        return [_finished(plan, options) for plan in plans] or None
-    except BaseException:
-        for plan in plans:
-            discard(plan)
         raise
 
 
