@@ -81,7 +81,7 @@ def test_creating_and_extracting_an_archive_restores_the_tree(tmp_path: Path) ->
     assert run("copy", tmp_path / "a.json", tmp_path / "out", *blobs).returncode == 0
     found, expected = snapshot(tmp_path / "out"), snapshot(source)
     del found[""], expected[""]  # the directory itself is not in the archive
-    expected["a/small"] = expected["a/small"]._replace(mode=0o711)  # whoever executes it would act as we
+    expected["a/small"] = expected["a/small"]._replace(mode=0o711)  # a copy never has set-ID bits
     assert found == expected
     assert os.stat(tmp_path / "out/sparse").st_blocks == os.stat(source / "sparse").st_blocks
 

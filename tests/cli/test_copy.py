@@ -74,7 +74,7 @@ def test_a_directory_is_copied_as_by_cp(tmp_path: Path) -> None:
     os.utime(source, ns=(5, 5))
     subprocess.run(["cp", "-a", source, tmp_path / "expected"], check=True)
     (source / "id").chmod(0o6755)
-    (tmp_path / "expected/id").chmod(0o755)  # whoever copies owns the file, which would act as they
+    (tmp_path / "expected/id").chmod(0o755)  # a copy never has set-ID bits
     os.utime(source / "id", ns=(9, 9))
     os.utime(tmp_path / "expected/id", ns=(9, 9))
     assert copy(source, tmp_path / "out") == []

@@ -88,3 +88,14 @@ def eventually(condition: Callable[[], object], seconds: float = 60) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+# The body of a loop in a program that reads a mount: list `root`, read a file in it, and count the results in `seen`
+LIST_AND_READ = """
+    for use in lambda: os.listdir(root), lambda: open(root + "/a/0.0", "rb").read():
+        try:
+            found = use()
+            seen["right" if found in (["a"], b"the value") else f"wrong: {found}"] += 1
+        except OSError as exc:
+            seen[errno.errorcode[exc.errno]] += 1
+"""

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROGRAM, run
-from tests.mounts.mounting import alive, daemon_pid, mount_lines, until
+from tests.mounts.mounting import LIST_AND_READ, alive, daemon_pid, mount_lines, until
 from tests.mounts.test_units import command
 
 VALUE = b"the value"
@@ -26,13 +26,8 @@ READER = """
 import collections, errno, json, os, select, sys
 seen = collections.Counter()
 root, *pause = sys.argv[1:]
-while not select.select([0], [], [], float(pause[0]) if pause else 0)[0]:
-    for use in lambda: os.listdir(root), lambda: open(root + "/a/0.0", "rb").read():
-        try:
-            found = use()
-            seen["right" if found in (["a"], b"the value") else f"wrong: {found}"] += 1
-        except OSError as exc:
-            seen[errno.errorcode[exc.errno]] += 1
+while not select.select([0], [], [], float(pause[0]) if pause else 0)[0]:"""
+READER += LIST_AND_READ + """
 print(json.dumps(seen))
 """
 # Root without the capabilities to bypass permissions

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import PROGRAM
+from tests.mounts.mounting import LIST_AND_READ
 from tests.pages import blocks
 from tests.slurm.cluster import (
     FREEZER,
@@ -44,13 +45,8 @@ import collections, errno, json, os, signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 root, out, stop = sys.argv[1:4]
 seen, file = collections.Counter(), os.open(out, os.O_CREAT | os.O_WRONLY, 0o644)
-while not os.path.exists(stop):
-    for use in lambda: os.listdir(root), lambda: open(root + "/a/0.0", "rb").read():
-        try:
-            found = use()
-            seen["right" if found in (["a"], b"the value") else f"wrong: {found}"] += 1
-        except OSError as exc:
-            seen[errno.errorcode[exc.errno]] += 1
+while not os.path.exists(stop):"""
+READER += LIST_AND_READ + """
     os.pwrite(file, json.dumps(seen).encode() + b"\\n", 0)
 """
 (STEP,) = (block for block in blocks((ROOT / "docs/clusters.md").read_text()) if "SLURM_LOCALID" in block)

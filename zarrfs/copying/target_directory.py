@@ -40,7 +40,7 @@ def ends_all(exc: BaseException) -> bool:
 
 
 class Existing(enum.Enum):
-    """What the destination has at the name of an entry."""
+    """The state of the name of an entry in the destination."""
 
     NOTHING = "nothing"
     SAME = "same"  # the same kind, size and time: the entry is in place

@@ -69,6 +69,11 @@ class NodeLayout(NamedTuple):
     templates: tuple[KeyTemplate, ...] = ()  # the keys of its chunks follow one of these
     document: str = ""  # the name of its metadata document, if that is understood
 
+    def has_chunk(self, key: str) -> bool:
+        """Return whether `key`, relative to an array with a grid, is that of a chunk in it."""
+        assert self.grid is not None
+        return any(template.index(key, self.grid) is not None for template in self.templates)
+
     def leads(self, directory: str) -> bool:
         """Return whether `directory`, relative to the array, contains chunks according to their keys."""
         if self.grid is None:
@@ -185,7 +190,7 @@ class UnlistedStore(WrappingStore):
         inner = join_key(rest, name)
         if node is None or node.grid is None or not _BEYOND.fullmatch(inner):
             return False
-        return not any(template.index(inner, node.grid) is not None for template in node.templates)
+        return not node.has_chunk(inner)
 
     async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         try:
@@ -226,7 +231,7 @@ class UnlistedStore(WrappingStore):
             inner = join_key(rest, name)
             if node.leads(inner):
                 return False
-            if not any(template.index(inner, node.grid) is not None for template in node.templates):
+            if not node.has_chunk(inner):
                 if _BEYOND.fullmatch(inner):
                     raise NotFound(key)
                 return (await self._store.info(key, sized=False)).kind is Kind.FILE
@@ -550,7 +555,7 @@ def _has(node: NodeLayout, directory: str, name: str) -> bool:
     if not name or node.grid is None:
         return False
     key = join_key(directory, name)
-    return node.leads(key) or any(template.index(key, node.grid) is not None for template in node.templates)
+    return node.leads(key) or node.has_chunk(key)
 
 
 def _children(node: NodeLayout, template: KeyTemplate, directory: str, after: str) -> Iterator[Info]:
