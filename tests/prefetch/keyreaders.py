@@ -101,8 +101,8 @@ def read_all(
             asked = store.asked.get(key)
             expected += asked is not None
             reads.append(key)
-            if ahead.opened(key, store.size):
-                nursery.start_soon(ahead.advance)
+            if (work := ahead.opened(key, store.size)) is not None:
+                nursery.start_soon(work)
             now = trio.current_time()
             await trio.sleep(max(0.0, (now if asked is None else asked) + LATENCY - now) + 0.0005)
 
@@ -116,7 +116,6 @@ def read_all(
                     for _ in range(readers):
                         nursery.start_soon(reader, queue, background, ahead)
             took = trio.current_time() - began
-        await ahead.aclose()
         return took, ahead
 
     store.begin()

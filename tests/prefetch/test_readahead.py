@@ -206,15 +206,14 @@ def test_random_reads_after_a_scan_cancel_its_read_ahead(square: RecordingStore)
         ahead = KeyReadAhead(square, 64 << 20)
         async with trio.open_nursery() as nursery:
             for key in SQUARE[:200]:
-                if ahead.opened(key, CHUNK):
-                    nursery.start_soon(ahead.advance)
+                if (work := ahead.opened(key, CHUNK)) is not None:
+                    nursery.start_soon(work)
                 await trio.lowlevel.checkpoint()
             assert ahead.stats()["sequences"]
             rng = random.Random(1)
             for key in rng.sample(SQUARE[5000:], 50):
                 ahead.opened(key, CHUNK)
             assert ahead.stats()["sequences"] == 0
-        await ahead.aclose()
 
     square.begin()
     trio.run(main)

@@ -582,8 +582,8 @@ class Operations(pyfuse3.Operations):
         """Start key read-ahead at the first read of a file, unless a refresh has replaced its version."""
         if self.background is not None and version.values.remote:
             info = await version.values.info(key, sized=False)
-            if version is self.current and version.ahead.opened(key, info.size or 0):
-                self.begin(version, version.ahead.advance)
+            if version is self.current and (work := version.ahead.opened(key, info.size or 0)):
+                self.begin(version, work)
 
     async def _ask_size(self, key: str) -> None:
         """Find out the size of a value: after a listing with those of its neighbours, else with its first bytes."""

@@ -62,10 +62,7 @@ class StoreVersion:
         """Close the store; a second call does nothing."""
         if not self.closed:
             self.closed = True
-            try:
-                await self.ahead.aclose()
-            finally:
-                await self.store.aclose()
+            await self.store.aclose()
 
 
 class CounterTotals:
