@@ -23,7 +23,7 @@ from tests.mounts.mounting import mounted
 from tests.servers import Faulty, Nginx
 from zarrfs.store.api import Kind
 
-KILLS = int(os.environ.get("ZARRFS_KILLS", "5"))  # ZARRFS_KILLS=100 tries harder than CI
+KILLS = int(os.environ.get("ZARRFS_KILLS", "2"))  # ZARRFS_KILLS=100 tries harder than CI
 BIG = 20 << 20  # bytes: more than is written in one piece
 
 

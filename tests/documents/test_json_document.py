@@ -18,7 +18,7 @@ from zarrfs.documents.json_document import JsonDocument
 from zarrfs.errors import SourceError
 
 
-@pytest.fixture(params=[16, 64, 300, 1 << 20], autouse=True)
+@pytest.fixture(params=[16, 1 << 20], autouse=True)
 def window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(json_document, "WINDOW", request.param)
     return int(request.param)

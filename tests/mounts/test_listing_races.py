@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.mounts.mounting import mounted
 
-FILES, SIZE = 1500, 5000
+FILES, SIZE = 500, 5000
 
 
 def test_a_listing_does_not_shorten_files_being_read(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote_from_bytes
 
 import pytest
@@ -30,14 +31,14 @@ CONTENT = b"the bytes of the target\n"
 EVERY = "ZARRFS_WHOLE_MATRIX" in os.environ  # all 540 cases, in ten minutes
 
 
-def cases() -> Iterator[tuple[str, str, str, str]]:
-    """Yield three cases for every name. All pairs of values occur, except pairs of a name and a kind."""
+def cases() -> Iterator[Any]:
+    """Yield three cases for every name, of which one is nightly; all pairs occur, except of a name and a kind."""
     turns = list(enumerate(itertools.product(LOCALES, WAYS)))
     for (row, name), (column, kind) in itertools.product(enumerate(NAMES), enumerate(KINDS)):
         step = (column - row) % len(KINDS)
         for turn, (locale, way) in turns:
             if EVERY or (step < 3 and turn == (3 * row + 7 * step) % len(turns)):
-                yield name, kind, locale, way
+                yield pytest.param(name, kind, locale, way, marks=[pytest.mark.nightly] if step == 2 else [])
 
 
 @pytest.fixture(scope="module")

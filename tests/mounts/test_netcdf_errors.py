@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import h5netcdf
 import h5py
 import netCDF4
 import numpy as np
@@ -18,7 +17,7 @@ import zarr
 
 from tests.mounts.mounting import mounted
 
-BAD, COUNT = 7, 20
+BAD, COUNT = 7, 12
 Read = Callable[[int, slice], Any]  # (chunk, columns of its first row)
 
 
@@ -34,12 +33,6 @@ def by_netcdf4(path: Path) -> Iterator[Read]:
         yield lambda chunk, part: file["v"][chunk, 0, part]
 
 
-@contextlib.contextmanager
-def by_h5netcdf(path: Path) -> Iterator[Read]:
-    with h5netcdf.File(path) as file:
-        yield lambda chunk, part: file["v"][chunk, 0, part]
-
-
 def by_xarray(**options: Any) -> Any:
     @contextlib.contextmanager
     def opened(path: Path) -> Iterator[Read]:
@@ -50,8 +43,7 @@ def by_xarray(**options: Any) -> Any:
 
 
 READERS = {
-    "h5py": by_h5py, "netCDF4": by_netcdf4, "h5netcdf": by_h5netcdf,
-    "xarray netcdf4": by_xarray(engine="netcdf4"), "xarray h5netcdf": by_xarray(engine="h5netcdf"),
+    "h5py": by_h5py, "netCDF4": by_netcdf4, "xarray netcdf4": by_xarray(engine="netcdf4"),
     "dask": by_xarray(engine="h5netcdf", chunks={}),
 }  # fmt: skip
 

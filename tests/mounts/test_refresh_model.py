@@ -108,7 +108,7 @@ class Uses:
         os.close(self.keep)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (2, 3))])
 def test_every_open_handle_keeps_its_version(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     document = tmp_path / "set.json"

@@ -41,8 +41,12 @@ def settled(root: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    "options", ["memory_limit=16MiB,prefetch=256KiB", "memory_limit=8MiB,prefetch=0B"], ids=["ahead", "not ahead"],
-)  # fmt: skip
+    "options",
+    [
+        pytest.param("memory_limit=16MiB,prefetch=256KiB", id="ahead"),
+        pytest.param("memory_limit=8MiB,prefetch=0B", id="not ahead", marks=pytest.mark.nightly),
+    ],
+)
 def test_thousands_of_reads_with_faults(options: str, nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
     """Reads are right or EIO, few are EIO, no failure is remembered, and descriptors and threads do not leak."""
     small = cut(publish(nginx.plain.root, "small.bin", 9_000_000), "small", 2000, gap=1000)

@@ -268,7 +268,7 @@ def test_an_answer_without_end_is_an_error(answer: Callable[[socket.socket], Non
     server = Hostile(answer)
     try:
         source = document(tmp_path, {"evil": [server.url, 0, 100], "whole": [server.url], "good": "good"})
-        options = "read_timeout=5s,retries=1,memory_limit=16MiB"
+        options = "read_timeout=2s,retries=1,memory_limit=16MiB"
         with mounted(source, tmp_path / "mnt", options) as root:
             began = time.monotonic()
             assert error_of((root / "evil").read_bytes) in expected

@@ -142,8 +142,8 @@ def test_a_found_index_is_not_looked_up_again(faulty: Faulty, tmp_path: Path, mo
 
 @pytest.mark.parametrize("ranged", [True, False])
 def test_a_document_over_the_step_size_is_read(faulty: Faulty, ranged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "_STEP", 5_000_000)
-    data = b'{"a": "' + bytes(97 + number % 7 for number in range(17_000_000)) + b'"}'
+    monkeypatch.setattr(fetching, "_STEP", 500_000)
+    data = b'{"a": "' + bytes(97 + number % 7 for number in range(1_700_000)) + b'"}'
     read = read_document(faulty.put("/huge.json", data, forever=None if ranged else "whole"), Options(retries=0))
     assert read is not None
     assert isinstance(read.data, int if ranged else bytes)

@@ -507,7 +507,7 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestModel.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
 
 
 def test_a_file_with_a_lease_is_read_once_its_holder_releases_it(store: FileSystemStore) -> None:

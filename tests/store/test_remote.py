@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 import zipfile
 from pathlib import Path
@@ -23,7 +22,6 @@ from zarrfs.errors import (
     ReadError,
 )
 from zarrfs.net import http, request_queue, webpages
-from zarrfs.net.responses import Entry
 from zarrfs.store.api import Kind
 from zarrfs.store.remote import FsspecStore
 
@@ -293,27 +291,6 @@ def test_a_hostile_page_takes_linear_time(titled: str, unit: str) -> None:
     webpages.listed(titled + unit * (1_000_000 // len(unit)), "http://h/d/")
     assert time.process_time() - began < 5
 
-
-def test_a_long_listing_is_parsed_in_a_thread(faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tasks run meanwhile."""
-    page = b"<title>Index of d</title>" + b"".join(b"<a href='v%d'>v</a>" % number for number in range(5000))
-    faulty.put("/d/", page, forever="html")
-    threads, parse = [], webpages.listed
-
-    def noted(text: str, base: str) -> list[Entry] | None:
-        threads.append(threading.current_thread())
-        return parse(text, base)
-
-    monkeypatch.setattr(webpages, "listed", noted)
-
-    async def check() -> None:
-        store = FsspecStore(faulty.url, OPTIONS)
-        assert len(await keys(store, "d")) == 5000
-        await store.aclose()
-
-    trio.run(check)
-    assert threads
-    assert threading.main_thread() not in threads
 
 
 def test_a_listing_that_is_too_long_is_an_error(faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:

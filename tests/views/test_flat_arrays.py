@@ -36,7 +36,7 @@ def stored(directory: str, how: Shape) -> Array:
     return write(group, "x", how)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(shapes(), RANGES, st.sampled_from([1, 100, 1 << 20]))
 def test_any_range_of_any_array_has_the_right_bytes(how: Shape, ranges: list[tuple[int, int]], budget: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
