@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ import trio.testing
 from tests.archives.blobreading import DATA, REF, URL, run, whole
 from tests.archives.compiled import blobref, file, opened, put
 from tests.servers import Faulty
-from zarrfs.archives.blob_cache import DiskBlobs
 from zarrfs.archives.blob_reader import BlobReader
 from zarrfs.archives.blobrefs import sized
 from zarrfs.errors import ReadError, WrongHash
@@ -85,7 +82,7 @@ def test_a_blob_larger_than_memory_limit_is_an_error(tmp_path: Path) -> None:
 
     async def body(reader: BlobReader) -> None:
         with pytest.raises(ReadError, match="memory_limit="):
-            await reader.size(url_of(data))
+            await whole(reader, url_of(data), len(data))
 
     run(f"memory:/{tmp_path}/db", body, memory_limit=2 * MIB)
 
@@ -186,12 +183,8 @@ def test_the_least_recently_used_blob_is_evicted_first(tmp_path: Path) -> None:
     remote(tmp_path / "empty", [])
     run(f"memory:/{tmp_path}/empty", lambda reader: whole(reader, url_of(blobs[0]), MIB), cache_dir=str(place.parent))
 
-    async def extracted(reader: BlobReader) -> None:
-        assert await trio.to_thread.run_sync(reader.whole, url_of(blobs[2])) == blobs[2]
-
-    run(f"memory:/{tmp_path}/empty", extracted, cache_dir=str(place.parent))
     cached(tmp_path, *blobs[10:16], cache_size=16 * MIB)
-    assert {blobref(blobs[0]), blobref(blobs[2])} <= names(place)
+    assert blobref(blobs[0]) in names(place)
     assert blobref(blobs[1]) not in names(place)
 
 
@@ -204,48 +197,7 @@ def test_a_foreign_directory_named_blobs_is_left_alone(tmp_path: Path, caplog: p
     assert any("left alone" in text for text in caplog.messages)
 
 
-def test_a_disk_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error is logged once, and no blobs are written for a while."""
-    disk = DiskBlobs(str(tmp_path), 1 << 30)
-
-    def full(*arguments: Any, **more: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "writev", full)
-    disk.put(REF, DATA)
-    monkeypatch.undo()
-    disk.put(REF, DATA)  # dropped: the disk is not written to while backing off
-    assert (disk.stats()["errors"], disk.stats()["dropped"], names(tmp_path / "blobs")) == (1, 2, set())
+def test_a_directory_that_cannot_be_written_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "cache").write_text("a file")
+    cached(tmp_path, DATA, b"two")
     assert len(caplog.messages) == 1
-    disk.close()
-
-
-MANY = """
-import hashlib, os, sys
-from zarrfs.archives.blob_cache import DiskBlobs
-children = []
-for _ in range(4):
-    if not (child := os.fork()):
-        disk = DiskBlobs(sys.argv[1], 64 << 20)
-        for at in range(40):
-            data = at.to_bytes(4, "big") * 1024
-            disk.put(f"sha1-{hashlib.sha1(data).hexdigest()}", data)
-        disk.close()
-        os._exit(0)
-    children.append(child)
-sys.exit(any([os.waitpid(child, 0)[1] for child in children]))
-"""
-
-
-def test_processes_share_the_cache_directory(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", MANY, str(tmp_path)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    blobs = pieces(40, 4096)
-    assert names(tmp_path / "blobs") == {blobref(data) for data in blobs}
-    assert sorted(os.listdir(tmp_path)) == ["blobs", "zarrfs-blocks-3"]
-
-    async def body(reader: BlobReader) -> None:
-        for data in blobs:
-            assert await whole(reader, url_of(data), 4096) == data
-
-    run(tmp_path / "blobs", body)

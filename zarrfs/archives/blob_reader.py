@@ -1,64 +1,71 @@
-"""BlobReader, which reads blobs from their sources, and returns no byte of a blob before the hash is verified.
+"""BlobReader, which reads blobs from their places, and returns no byte of a blob that this process has not hashed.
 
-Source: RFC 10 (blobrefs). A blob source is a directory with one file per blob, named by its blobref, or a BlobSource
-(blob_sources.py). Blobs of a BlobSource are fetched whole, verified and cached in memory, and with cache_dir= also
-written to the directory of blobs there (blob_cache.py).
-
-A blob in a directory is verified in place (blob_files.py): when it is first read, and again if its file has changed,
-which is checked after every read.
+Source: RFC 10 (blobrefs). A place (-o blobs=) is a directory or a URL, where a blob is at PLACE/BLOBREF, or flux:, the
+running Flux instance. A blob is read whole from the first place that has it, hashed, and cached in memory. With
+cache_dir=, blobs that come from a URL or from Flux are also written to DIR/blobs, which is read like any other
+directory: nothing in it is trusted.
 """
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
+import errno
+import functools
 import logging
-import math
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any
+import stat
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
-from zarrfs.archives import blob_files
-from zarrfs.archives.blob_cache import BackgroundWriter, DiskBlobs, MemoryBlobs
-from zarrfs.archives.blob_files import ANOTHER_HASH, BlobFiles, OpenBlob, wrong_length
-from zarrfs.archives.blob_sources import BlobSource, BlobSources
 from zarrfs.archives.blobrefs import canonical, hash_of
+from zarrfs.archives.source_kinds import FLUX
+from zarrfs.cache.directory import BLOBS, CacheDirectory
+from zarrfs.cache.memory import BlockCache
 from zarrfs.concurrency.lru import LRU
+from zarrfs.concurrency.tasks import for_each
 from zarrfs.config.options import Options
-from zarrfs.errors import OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash
+from zarrfs.config.redaction import without_secrets
+from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetMissing, WrongHash, reason_of
 from zarrfs.store.targets import TargetReader
-from zarrfs.system.buffers import Buffer
+from zarrfs.store.uri import path_of_uri
+from zarrfs.system.buffers import Buffer, read_all
 from zarrfs.system.memory import memory_limit
+from zarrfs.system.own_mount import OWN_MOUNT, RULE
+
+if TYPE_CHECKING:
+    from zarrfs.archives.flux_blobs import FluxBlobs
+    from zarrfs.store.remotefiles import RemoteFiles
 
 log = logging.getLogger(__name__)
 
-MAX_OPEN = 128  # open descriptors; opening one more closes the least recently used one
-_WARNINGS = 65_536  # warnings remembered, so that each is logged once
-_HASHING = 4  # blobs hashed at the same time
-_HASHED_HERE = 32 << 10  # bytes of a blob hashed on the trio loop: at most 50 us, while a thread would take 100 us
-# in seconds: a blob requested again within _SAME after a timeout has a timeout of _LAST_ATTEMPT
-_SAME, _LAST_ATTEMPT = 1.0, 1.0
-_LATE = 1024  # blobs remembered after a timeout
-_ATTEMPTS = 3  # a read fails if the file of its blob has changed this often
+_THREADS = 16  # that read directories, and hash
+_WHOLE = 4 << 20  # bytes of the largest blob that whole() returns
+_HASHED_HERE = 32 << 10  # bytes hashed on the trio loop: at most 50 us, while a thread would take 100 us
+_CACHE = "cache"  # the kind of the place in cache_dir, whose failures are no reader's concern
+_WARNINGS = 4096  # warnings remembered, so that each is logged once
 
 
-class _Queue:
-    """The readers that wait for the verification of one blob."""
+class _Place(NamedTuple):
+    """A place of blobs: `fetch(blobref, length)` returns the bytes of a blob, not verified."""
 
-    __slots__ = ("lock", "readers")
+    shown: str
+    directory: str | None
+    kind: str
+    fetch: Callable[[str, int], Awaitable[Buffer]]
 
-    def __init__(self) -> None:
-        self.lock = trio.Lock()
-        self.readers = 0
+    def at(self, blobref: str) -> str:
+        """Return where this place has a blob, for messages."""
+        return blob_url(self.shown, blobref) if self.directory is None else f"{self.directory}/{blobref}"
 
 
 class BlobReader(TargetReader):
-    """A TargetReader for blobs: its URLs are blobrefs, or blobrefs with a length as sized() returns them.
+    """A TargetReader for blobs; its URLs are blobrefs with a length, as sized() returns them.
 
-    Reads raise TargetMissing (no source has the blob), WrongHash, OutOfRange (the blob has another length),
-    AccessDenied, TargetChanged (the file keeps changing), Loop (the file is in the mount being served), or ReadError
-    (any other failure, such as an I/O error, a timeout, or a file that is not regular). None of them becomes ENOENT.
+    Reads raise TargetMissing (no place has the blob), WrongHash, OutOfRange (the blob has another length),
+    AccessDenied, Loop (the file is in the mount being served), or ReadError (any other failure, such as an I/O error,
+    a timeout, or a blob larger than memory). None of them becomes ENOENT.
     """
 
     has_whole = True
@@ -66,28 +73,35 @@ class BlobReader(TargetReader):
     def __init__(self, sources: tuple[str, ...], options: Options | None = None) -> None:
         """Read from `sources`, the values of -o blobs=, in this order. No server is contacted yet."""
         options = options or Options()
-        self._factory = BlobSources(options, others=len(sources) > 1)
-        # a str is the path of a directory
-        self._sources: list[str | BlobSource] = [self._factory.find(source) for source in sources]
-        remote = [number for number, source in enumerate(self._sources) if not isinstance(source, str)]
-        self._disk: DiskBlobs | None = None
-        if remote and options.cache_dir is not None:
-            self._disk = DiskBlobs(options.cache_dir, options.cache_size)
-            self._sources.insert(remote[0], self._disk.directory)
+        self._places = [self._place(source) for source in sources]
+        remote = [number for number, place in enumerate(self._places) if place.directory is None]
         self._remote = bool(remote)
-        self._timeout = options.read_timeout
-        self._memory = MemoryBlobs(memory_limit(options) * 3 // 4)  # the rest is for BlobSources
-        self._writer = None if self._disk is None else BackgroundWriter(self._disk, self._memory)
-        self._ahead = min(options.prefetch, self._memory.limit // 4)  # bytes
-        self._files = BlobFiles()
-        self._late: LRU[tuple[str, str], float] = LRU(_LATE)  # trio's time of the last timeout of a blob
-        self._open: LRU[str, OpenBlob] = LRU(MAX_OPEN, _close)
-        self._queues: dict[str, _Queue] = {}
-        self._limiter = trio.CapacityLimiter(_HASHING)
-        self._warned: set[str] = set()
-        self._closed = False
-        self._reads = 0
-        self._fetched: dict[str, list[int]] = {}  # by kind of source: [blobs, bytes]
+        self._disk: CacheDirectory | None = None
+        if remote and options.cache_dir is not None:
+            self._disk = CacheDirectory(options.cache_dir, options.cache_size)
+            self._places.insert(remote[0], self._place(os.path.join(options.cache_dir, BLOBS))._replace(kind=_CACHE))
+        # blobs are cached here, and their blocks nowhere; with several places, the next one is tried in an outage
+        self._options = dataclasses.replace(
+            options, cache_dir=None, memory_limit=memory_limit(options) // 4,
+            wait_for_outages="none" if len(sources) > 1 else options.wait_for_outages,
+        )  # fmt: skip
+        self._cache: BlockCache[Buffer] = BlockCache(memory_limit(options) * (3 if remote else 4) // 4)
+        self._threads = trio.CapacityLimiter(_THREADS)
+        self._files: RemoteFiles | None = None
+        self._flux: FluxBlobs | None = None
+        self._requests = trio.CapacityLimiter(options.host_requests)
+        self._warned: LRU[str, bool] = LRU(_WARNINGS)
+        self._reads = self._verified = self._verified_bytes = 0
+        self._fetched: dict[str, list[int]] = {}  # by kind of place, other than directories: [blobs, bytes]
+
+    def _place(self, source: str) -> _Place:
+        if source == FLUX:
+            return _Place(FLUX, None, "flux", self._from_flux)
+        path = path_of_uri(source)
+        if path is None:
+            return _Place(without_secrets(source), None, "url", functools.partial(self._from_url, source))
+        path = os.path.abspath(path)
+        return _Place(path, path, "directory", functools.partial(self._from_directory, path))
 
     # -- the TargetReader
 
@@ -96,289 +110,252 @@ class BlobReader(TargetReader):
         return self._remote
 
     async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
-        blobref, declared = _split(url)
+        blobref, size = _split(url)
+        if offset + length > size:
+            raise OutOfRange(blobref, f"has {size} bytes, not {offset + length}")
+        if size > self._cache.max_bytes:
+            raise ReadError(blobref, f"a blob of {size} bytes does not fit in memory (-o memory_limit=)")
         try:
-            return await self._read(blobref, declared, offset, length)
+            data = await self._cache.get(url, size, functools.partial(self._find, blobref, size))
         except ReadError as exc:
             exc.about(blobref, offset, length)
             raise
-
-    async def _read(self, blobref: str, declared: int | None, offset: int, length: int) -> Buffer:
-        for _ in range(_ATTEMPTS):
-            blob = await self._acquire(blobref, declared)
-            if offset + length > blob.size:
-                self._release(blob)
-                raise OutOfRange(blob.shown, f"has {blob.size} bytes, not {offset + length}")
-            try:
-                data = (
-                    await blob_files.read(blob, offset, length)
-                    if blob.data is None else memoryview(blob.data)[offset : offset + length]
-                )  # fmt: skip
-            finally:
-                self._release(blob)
-            if data is not None:
-                self._reads += 1
-                return data
-            self._retire(blobref, blob)  # its file has changed: verify it again
-        raise TargetChanged(blob.shown, "keeps changing")
+        self._reads += 1
+        return memoryview(data)[offset : offset + length]
 
     async def get_ready(self, url: str) -> None:
         """Do nothing: the first read connects."""
 
     async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
-        if not self._remote:  # blobs in local files are left to the page cache
+        if not self._remote:  # local files are left to the page cache
             return
-        room, urls = self._ahead, {url: None for url, _, _ in wanted}
-        async with trio.open_nursery() as nursery:
-            for url in urls:
-                with contextlib.suppress(ReadError):
-                    blobref, declared = _split(url)
-                    known = blobref in self._open or blobref in self._queues or self._memory.has(blobref)
-                    if declared is None or known:
-                        continue
-                    room -= declared
-                    if room < 0:
-                        break
-                    nursery.start_soon(self._fetch_ahead, blobref, declared)
-
-    async def _fetch_ahead(self, blobref: str, declared: int) -> None:
-        with contextlib.suppress(ReadError):
-            self._release(await self._acquire(blobref, declared))
+        room, started = min(self._options.prefetch, self._cache.max_bytes // 4), []
+        for url in dict.fromkeys(url for url, _, _ in wanted if not self._cache.has(url)):
+            blobref, size = _split(url)
+            room -= size
+            ahead = self._cache.ahead(url, size, functools.partial(self._find, blobref, size)) if room >= 0 else None
+            if ahead is None:
+                break
+            started.append(ahead)
+        try:
+            for ahead in started:
+                await ahead.done.wait()
+        finally:
+            for ahead in started:
+                if not ahead.done.is_set():
+                    ahead.drop()
 
     async def size(self, url: str, begin: bool = False) -> int:
-        blob = await self._acquire(*_split(url))
-        self._release(blob)
-        return blob.size
+        return _split(url)[1]
 
     def whole(self, url: str) -> memoryview | None:
-        """Return all bytes of a small blob in a directory, verified. Blocks; may run in any thread.
-
-        None means that only read() can tell: the blob is large, or may be in a source that is not searched here.
-        If all sources are directories and none has the blob, raise the first error other than TargetMissing, if any.
-        """
-        blobref, declared = _split(url)
+        """Return all bytes of a small blob, verified, if all places are directories. Blocks; may run in any thread."""
+        blobref, size = _split(url)
+        if self._remote or size > _WHOLE:
+            return None
         failures: list[ReadError] = []
-        for source in self._sources:
-            if not isinstance(source, str):
-                return None
-            path = self._path(source, blobref)
+        for place in self._places:
             try:
-                data = self._files.whole(path, blobref, declared)
-            except ReadError as exc:
-                failures.append(exc)
-                continue
-            self._warn(failures, blobref, path)
-            return data
-        _raise_gravest(failures)
-        return None
-
-    def _path(self, directory: str, blobref: str) -> str:
-        """Return where a directory has a blob. In the disk cache, this counts as a use of the blob. Blocks."""
-        if self._disk is not None and directory == self._disk.directory:
-            self._disk.touch(blobref)
-        return os.path.join(directory, blobref)
-
-    def resolve(self, url: str, shown: bool = True) -> str:
-        """Return where `url` is read from: the first existing file in a directory, else the first other source.
-
-        If all sources are directories and none has the file, return its path in the first directory.
-        """
-        blobref, _ = _split(url)
-        paths = self._paths(blobref)
-        remote = [f"{source.shown}: {blobref}" for source in self._sources if not isinstance(source, str)]
-        if len(paths) + len(remote) > 1:
-            paths = [path for path in paths if os.path.exists(path)] or remote or paths
-        return (paths + remote)[0] if paths or remote else blobref
-
-    def _paths(self, blobref: str) -> list[str]:
-        return [os.path.join(source, blobref) for source in self._sources if isinstance(source, str)]
-
-    def stats(self) -> dict[str, Any]:
-        """Return counters, for the log."""
-        remote: dict[str, Any] = {}
-        if not all(isinstance(source, str) for source in self._sources):
-            remote = {
-                **self._factory.stats(),
-                "blobs_fetched": {kind: count for kind, (count, _) in self._fetched.items()},
-                "blob_bytes_fetched": {kind: count for kind, (_, count) in self._fetched.items()},
-                "blobs_held": len(self._memory), "blob_bytes_held": self._memory.bytes,
-            }
-        if self._writer is not None:
-            remote["blob_disk"] = self._writer.stats()
-        return {
-            **remote, "blob_reads": self._reads, "blobs_open": len(self._open),
-            "blobs_verified": self._files.hashed, "blob_bytes_verified": self._files.hashed_bytes,
-        }  # fmt: skip
-
-    async def aclose(self) -> None:
-        self._closed = True
-        for blobref, blob in list(self._open.items()):
-            self._retire(blobref, blob)
-        self._memory.clear()
-        for source in self._sources:
-            if not isinstance(source, str):
-                await source.aclose()
-        await self._factory.aclose()
-        if self._writer is not None:
-            await self._writer.aclose()
-
-    # -- open blobs; these methods run on the loop
-
-    async def _acquire(self, blobref: str, declared: int | None) -> OpenBlob:
-        """Return a verified blob, with one more user. Only one of several waiting readers verifies it."""
-        blob = self._take(blobref)
-        if blob is None:
-            queue = self._queues.setdefault(blobref, _Queue())
-            queue.readers += 1
-            try:
-                async with queue.lock:
-                    blob = self._take(blobref)
-                    if blob is None:
-                        blob = await self._find(blobref, declared)
-                        if blob.data is None:
-                            self._keep(blobref, blob)
-            finally:
-                queue.readers -= 1
-                if not queue.readers:
-                    del self._queues[blobref]
-        if declared is not None and blob.size != declared:
-            self._release(blob)
-            raise wrong_length(blob.shown, blob.size, declared)
-        return blob
-
-    def _take(self, blobref: str) -> OpenBlob | None:
-        if self._closed:
-            raise ReadError(blobref, "the reader is closed")
-        blob = self._open.use(blobref)
-        if blob is not None:
-            blob.users += 1
-            return blob
-        data = self._memory.get(blobref)
-        return None if data is None else _in_memory(blobref, data)
-
-    def _keep(self, blobref: str, blob: OpenBlob) -> None:
-        blob.users += 1
-        self._open.put(blobref, blob)
-        if self._closed:
-            self._retire(blobref, blob)
-
-    def _retire(self, blobref: str, blob: OpenBlob) -> None:
-        """Remove a blob from the open ones. It is closed now, or when its last user releases it."""
-        if self._open.get(blobref) is blob:
-            del self._open[blobref]
-        _close(blob)
-
-    def _release(self, blob: OpenBlob) -> None:
-        if blob.data is not None:
-            return
-        blob.users -= 1
-        if blob.retired and not blob.users:
-            os.close(blob.fd)
-
-    # -- finding
-
-    async def _find(self, blobref: str, declared: int | None) -> OpenBlob:
-        """Return the blob from the first source that has the right one.
-
-        If none has, raise the first error other than TargetMissing, else TargetMissing.
-        """
-        failures: list[ReadError] = []
-        for source in self._sources:
-            try:
-                blob = await self._look(source, blobref, declared)
+                data = _verified(place, blobref, _read_file(place.at(blobref), size))
             except ReadError as exc:
                 failures.append(exc)
             else:
-                self._warn(failures, blobref, blob.shown)
-                return blob
-        _raise_gravest(failures)
-        shown = ", ".join(source if isinstance(source, str) else source.shown for source in self._sources)
-        raise TargetMissing(blobref, f"no such blob: in none of {shown}" if shown else "no such blob: no blobs= given")
+                self._warn(failures, blobref, place)
+                return memoryview(data)
+        raise self._gravest(failures, blobref)
 
-    async def _look(self, source: str | BlobSource, blobref: str, declared: int | None) -> OpenBlob:
-        """Return the verified blob from one source, read in place if that is a directory. Raise ReadError."""
-        if isinstance(source, str):
-            return await trio.to_thread.run_sync(self._examine, source, blobref, declared, limiter=self._limiter)
-        return await self._fetch(source, blobref, declared)
+    def resolve(self, url: str, shown: bool = True) -> str:
+        """Return where `url` is read from: the first place that is no directory or has such a file, else the first."""
+        blobref, _ = _split(url)
+        found = [place for place in self._places if place.directory is None or os.path.exists(place.at(blobref))]
+        return next((place.at(blobref) for place in found or self._places), blobref)
 
-    @contextlib.contextmanager
-    def _in_time(self, source: BlobSource, blobref: str) -> Iterator[None]:
-        """Raise ReadError if the body takes longer than -o read_timeout=.
+    def stats(self) -> dict[str, Any]:
+        """Return counters, for the log."""
+        held = self._cache.stats()
+        return {
+            **({} if self._files is None else {"remote": self._files.stats()}),
+            "blobs_fetched": {kind: count for kind, (count, _) in self._fetched.items()},
+            "blob_bytes_fetched": {kind: count for kind, (_, count) in self._fetched.items()},
+            "blobs_held": held["blocks"], "blob_bytes_held": held["kept"], "blob_reads": self._reads,
+            "blobs_verified": self._verified, "blob_bytes_verified": self._verified_bytes,
+        }  # fmt: skip
 
-        Within a second after such a timeout, the same blob has a timeout of one second at most: other tasks that
-        waited for it request it again then, and the kernel repeats its read.
+    async def aclose(self) -> None:
+        self._cache.drop(lambda key: True)
+        for closing in self._flux, self._files:
+            if closing is not None:
+                await closing.aclose()
+        if self._disk is not None:
+            self._disk.close()
+
+    # -- finding
+
+    async def _find(self, blobref: str, size: int) -> Buffer:
+        """Return the blob from the first place that has the right one.
+
+        If none has, raise the first error other than TargetMissing: what is behind a place that fails is not known to
+        be absent.
         """
-        key = source.shown, blobref
-        again = trio.current_time() - self._late.get(key, -math.inf) < _SAME
+        failures: list[ReadError] = []
+        for place in self._places:
+            try:
+                data = await place.fetch(blobref, size)
+                if len(data) != size:
+                    raise wrong_length(place.at(blobref), len(data), size)
+                keep = functools.partial(self._keep, place, blobref, data)
+                if place.directory is None and size <= _HASHED_HERE and self._disk is None:
+                    keep()
+                else:
+                    await trio.to_thread.run_sync(keep, limiter=self._threads, abandon_on_cancel=True)
+            except ReadError as exc:
+                if place.kind != _CACHE:
+                    failures.append(exc)
+            else:
+                self._count(place, size)
+                self._warn(failures, blobref, place)
+                return data
+        raise self._gravest(failures, blobref)
+
+    def _gravest(self, failures: list[ReadError], blobref: str) -> ReadError:
+        """Return the first failure other than TargetMissing, if there is one; else that the blob is missing."""
+        shown = ", ".join(place.shown for place in self._places)
+        where = f"in none of {shown}" if shown else "no blobs= given"
+        missing = TargetMissing(blobref, f"no such blob: {where}")
+        return next((failure for failure in failures if not isinstance(failure, TargetMissing)), missing)
+
+    def _keep(self, place: _Place, blobref: str, data: Buffer) -> None:
+        """Raise WrongHash unless `data` is the blob; if it came from elsewhere, write it to cache_dir."""
+        _verified(place, blobref, data)
+        if self._disk is None or place.directory is not None or not self._disk.fits(len(data)):
+            return
         try:
-            with trio.fail_after(min(_LAST_ATTEMPT, self._timeout) if again else self._timeout):
-                yield
-        except trio.TooSlowError:
-            self._late.put(key, trio.current_time())
-            location, limit = f"{source.shown}: {blobref}", f"{self._timeout:g} s (-o read_timeout=)"
-            reason = "; ".join([f"not read within {limit}", *self._factory.outages()])
-            raise ReadError(location, reason) from None
+            self._disk.write(BLOBS, blobref, [data])
+        except OSError as exc:
+            self._log_once(self._disk.path, f"cache_dir={self._disk.path}: {reason_of(exc)}; no blobs are cached")
 
-    def _examine(self, directory: str, blobref: str, declared: int | None) -> OpenBlob:
-        return self._files.examine(self._path(directory, blobref), blobref, declared)
+    def _count(self, place: _Place, size: int) -> None:
+        self._verified, self._verified_bytes = self._verified + 1, self._verified_bytes + size
+        if place.directory is None:
+            count = self._fetched.setdefault(place.kind, [0, 0])
+            count[0], count[1] = count[0] + 1, count[1] + size
 
-    async def _fetch(self, source: BlobSource, blobref: str, declared: int | None) -> OpenBlob:
-        """Fetch a blob from a BlobSource, verify it, and cache it in memory."""
-        async with contextlib.AsyncExitStack() as stack:
-            with self._in_time(source, blobref):
-                await stack.enter_async_context(self._memory.room(blobref, declared))
-                data = await source.fetch(blobref, declared)
-            here = len(data) <= _HASHED_HERE
-            found = (
-                hash_of(data, blobref) if here
-                else await trio.to_thread.run_sync(
-                    hash_of, data, blobref, limiter=self._limiter, abandon_on_cancel=True
-                )
-            )  # fmt: skip
-            if found != blobref:
-                raise WrongHash(f"{source.shown}: {blobref}", ANOTHER_HASH)
-            count = self._fetched.setdefault(source.kind.value, [0, 0])
-            count[0], count[1] = count[0] + 1, count[1] + len(data)
-            self._files.count(len(data))
-            if not self._closed:
-                self._memory.add(blobref, data)
-            if self._writer is not None:
-                await self._writer.write(blobref, data)
-        return _in_memory(f"{source.shown}: {blobref}", data)
-
-    def _warn(self, failures: list[ReadError], blobref: str, path: str) -> None:
-        """Log once for each failing source or bad blob that `path` was read instead."""
+    def _warn(self, failures: list[ReadError], blobref: str, place: _Place) -> None:
+        """Log once for each failing place or bad blob that `place` was read instead."""
         for failure in failures:
-            bad = isinstance(failure, WrongHash | OutOfRange | TargetChanged)
-            what = failure.where if bad else failure.where.replace(blobref, "")
-            known = isinstance(failure, TargetMissing) or what in self._warned
-            if not known and len(self._warned) < _WARNINGS:
-                self._warned.add(what)
-                log.warning("%s; read from %s instead", failure, path)
+            if not isinstance(failure, TargetMissing):
+                bad = isinstance(failure, WrongHash | OutOfRange)
+                what = failure.where if bad else failure.where.replace(blobref, "")
+                self._log_once(what, f"{failure}; read from {place.at(blobref)} instead")
+
+    def _log_once(self, what: str, text: str) -> None:
+        if what not in self._warned:
+            self._warned.put(what, True)
+            log.warning("%s", text)
+
+    # -- places
+
+    async def _from_directory(self, directory: str, blobref: str, size: int) -> Buffer:
+        if self._disk is not None and directory == os.path.join(os.path.abspath(self._disk.path), BLOBS):
+            self._disk.touch(BLOBS, blobref)
+        path = f"{directory}/{blobref}"
+        return await trio.to_thread.run_sync(_read_file, path, size, limiter=self._threads, abandon_on_cancel=True)
+
+    async def _from_flux(self, blobref: str, size: int) -> Buffer:
+        if self._flux is None:
+            from zarrfs.archives.flux_blobs import FluxBlobs
+
+            self._flux = FluxBlobs()
+        async with self._requests:
+            return await self._flux.load(blobref, self._options.request_timeout)
+
+    async def _from_url(self, place: str, blobref: str, size: int) -> Buffer:
+        """Fetch a blob in parts that are not cached, because its hash may be found wrong."""
+        if self._files is None:
+            from zarrfs.store.remotefiles import RemoteFiles
+
+            self._files = RemoteFiles(self._options)
+        from zarrfs.net.request_queue import PART
+
+        url = blob_url(place, blobref)
+        shown, ranges = without_secrets(url), self._files.blocks.ranges
+        data = bytearray(size)
+        with trio.move_on_after(self._options.read_timeout):
+            system, path = await self._files.find(url)
+
+            async def put(at: int) -> None:
+                end = min(at + PART, size)
+                found = await ranges.fetch(system, path, at, end)
+                if found.total not in (None, size) or len(found.data) != end - at:
+                    raise wrong_length(shown, found.total or at + len(found.data), size)
+                data[at:end] = found.data
+
+            await for_each(put, range(0, size, PART))
+            return data
+        reason = f"not read within {self._options.read_timeout:g} s (-o read_timeout=)"
+        raise ReadError(shown, "; ".join([reason, *ranges.outages()]))
 
 
-def _close(blob: OpenBlob) -> None:
-    """Close a blob that is no longer kept open, now or when its last user releases it."""
-    if not blob.retired:
-        blob.retired = True
-        if not blob.users:
-            os.close(blob.fd)
+def wrong_length(shown: str, size: int, declared: int) -> OutOfRange:
+    """Return the error about a blob of another length than the archive declares."""
+    return OutOfRange(shown, f"a blob of {size} bytes, where the archive says {declared}")
 
 
-def _raise_gravest(failures: list[ReadError]) -> None:
-    """Raise the first failure other than TargetMissing, if there is one."""
-    for failure in failures:
-        if not isinstance(failure, TargetMissing):
-            raise failure
+def _verified(place: _Place, blobref: str, data: Buffer) -> Buffer:
+    if hash_of(data, blobref) != blobref:
+        raise WrongHash(place.at(blobref), "its bytes have another hash than its name says")
+    return data
 
 
-def _in_memory(path: str, data: Buffer) -> OpenBlob:
-    return OpenBlob(path, len(data), data=data)
+def _read_file(path: str, size: int) -> bytes | bytearray:
+    """Return all bytes of the blob in a local file. Raise the errors that BlobReader documents. Blocks."""
+    try:
+        descriptor = _opened(path)
+        try:
+            status = os.fstat(descriptor)
+            if status.st_dev == OWN_MOUNT.device:
+                raise Loop(path, RULE)
+            if not stat.S_ISREG(status.st_mode):
+                raise ReadError(path, "not a regular file")
+            if status.st_size != size:
+                raise wrong_length(path, status.st_size, size)
+            return read_all(descriptor, size, 0)
+        finally:
+            os.close(descriptor)
+    except OSError as exc:
+        if exc.errno == errno.ENOENT and os.path.isdir(os.path.dirname(path)):
+            raise TargetMissing(path, "no such blob") from exc
+        if exc.errno in (errno.ENOENT, errno.ENOTDIR):
+            raise ReadError(path, "the directory of blobs is not there") from exc
+        raise (AccessDenied if exc.errno in (errno.EACCES, errno.EPERM) else ReadError)(path, reason_of(exc)) from exc
 
 
-def _split(url: str) -> tuple[str, int | None]:
-    """Return (blobref, declared length or None) of a URL."""
+def _opened(path: str) -> int:
+    # O_NONBLOCK: opening a FIFO must not block. Symlinks are followed, because the blob is verified by its hash.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    if OWN_MOUNT.device is None:
+        return os.open(path, flags)
+    found = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        if OWN_MOUNT.has(found):
+            raise Loop(path, RULE)
+        return os.open(f"/proc/self/fd/{found}", flags)
+    finally:
+        os.close(found)
+
+
+def blob_url(name: str, blobref: str) -> str:
+    """Return the URL of a blob below a prefix: append its name to the first link of a chain, before any query."""
+    if name == FLUX:
+        return name + blobref
+    link, mark, rest = name.partition("::") if "://[" not in name else (name, "", "")
+    path, question, query = link.partition("?")
+    return f"{path.rstrip('/')}/{blobref}{question}{query}{mark}{rest}"
+
+
+def _split(url: str) -> tuple[str, int]:
+    """Return (blobref, length) of a URL."""
     blobref, _, length = url.partition(":")
-    if canonical(blobref) != blobref:
-        raise ReadError(url, "not a blobref")
-    return blobref, int(length) if length else None
+    if canonical(blobref) != blobref or not length:
+        raise ReadError(url, "not a blobref with a length")
+    return blobref, int(length)

@@ -7,7 +7,6 @@ import it.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 LARGEST = 1 << 30  # bytes of the largest blob allowed
 _BLOBREF = re.compile(r"sha1-[0-9a-f]{40}|sha256-[0-9a-f]{64}")
 _HASHES = {"sha1": hashlib.sha1, "sha256": hashlib.sha256}  # hashlib.new() would search by name each time
-_CHUNK = 1 << 20  # bytes hashed at a time
 
 
 def canonical(text: str) -> str | None:
@@ -34,27 +32,6 @@ def blobref_of(data: Buffer, algorithm: str) -> str:
 def hash_of(data: Buffer, blobref: str) -> str:
     """Return the blobref of `data`, with the same hash algorithm as `blobref`."""
     return blobref_of(data, blobref.partition("-")[0])
-
-
-def hash_of_file(descriptor: int, blobref: str, size: int) -> str:
-    """Return the blobref of the first `size` bytes of a file, with the same hash algorithm as `blobref`.
-
-    Must run in a worker thread of trio. Raise trio.Cancelled there if the caller is cancelled.
-    """
-    import trio  # not at the top, because creating an archive needs no event loop
-
-    algorithm = blobref.partition("-")[0]
-    hashed = hashlib.new(algorithm, usedforsecurity=False)
-    chunk = memoryview(bytearray(min(size, _CHUNK)))
-    at = 0
-    while at < size:
-        trio.from_thread.check_cancelled()
-        count = os.preadv(descriptor, [chunk[: size - at]], at)
-        if not count:
-            break
-        hashed.update(chunk[:count])
-        at += count
-    return f"{algorithm}-{hashed.hexdigest()}"
 
 
 def sized(blobref: str, length: int) -> str:

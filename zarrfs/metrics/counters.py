@@ -23,7 +23,7 @@ class Metric(NamedTuple):
 
 
 _CACHE, _DISK, _PREFETCH = ("remote", "cache"), ("remote", "disk"), ("remote", "prefetch")
-_BLOBS, _PROCESS = ("blob_disk",), ("process",)
+_PROCESS = ("process",)
 
 METRICS = (
     Metric("zarrfs_lookups_total", ("lookup",), "Names that the kernel looked up."),
@@ -77,11 +77,6 @@ METRICS = (
     Metric("zarrfs_blob_verified_bytes_total", ("blob_bytes_verified",), "Bytes that were hashed for that."),
     Metric("zarrfs_blobs_held", ("blobs_held",), "Blobs in memory."),
     Metric("zarrfs_blob_held_bytes", ("blob_bytes_held",), "Bytes of blobs in memory."),
-    Metric("zarrfs_blob_disk_writes_total", (*_BLOBS, "writes"), "Blobs written to cache_dir."),
-    Metric("zarrfs_blob_disk_written_bytes_total", (*_BLOBS, "bytes_written"), "Bytes of blobs written to cache_dir."),
-    Metric("zarrfs_blob_disk_dropped_total", (*_BLOBS, "dropped"), "Blobs that were not written to cache_dir."),
-    Metric("zarrfs_blob_disk_errors_total", (*_BLOBS, "errors"), "Failures of cache_dir with blobs."),
-    Metric("zarrfs_blob_disk_evicted_total", (*_BLOBS, "evicted"), "Files removed to make room for blobs."),
     Metric("zarrfs_record_files_total", ("record_files",), "Record files of a Parquet set that were read."),
     Metric("zarrfs_chunks_decoded_total", ("arrays", "decoded"), "Chunks decoded, with a view."),
     Metric("zarrfs_decoded_hits_total", ("arrays", "hits"), "Uses of chunks that were cached decoded."),
