@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 from tests.conftest import DATA, PROGRAM, run
 from tests.copying.test_check import Targets
+from tests.sources.zarrstores import SAMPLES as STORES
 from tests.zarrsamples import SAMPLES
 from zarrfs import sources
 from zarrfs.cli import common, main
@@ -374,7 +375,7 @@ def test_check_counts_missing_and_short_targets(tmp_path: Path) -> None:
     assert run("cat", tmp_path / "refs.json", "b").returncode == 1
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in (DATA / "zarr").iterdir() if path.is_dir()))
+@pytest.mark.parametrize("name", STORES)
 def test_ls_and_check_of_a_zarr_store_find_every_file(name: str) -> None:
     store = DATA / "zarr" / name
     below = sorted(str(path.relative_to(store)) for path in store.rglob("*"))

@@ -115,10 +115,12 @@ def test_other_users_and_root_may_not_read_a_mount(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "permitted"),
-    [(None, False), (DEFAULT, False), ("user_allow_other = 1\n", False), ("user_allow_other\n", True)],
-)
-@pytest.mark.parametrize("option", ["allow_other", "allow_root"])
+    ("text", "permitted", "option"),
+    [
+        (None, False, "allow_other"), (DEFAULT, False, "allow_root"), ("user_allow_other = 1\n", False, "allow_other"),
+        ("user_allow_other\n", True, "allow_root"),
+    ],
+)  # fmt: skip
 def test_allow_other_needs_a_line_of_fuse_conf(
     text: str | None, permitted: bool, option: str, machine: Machine
 ) -> None:

@@ -225,19 +225,12 @@ def test_rows_are_those_of_plain_jinja(
 
 # -- the sandbox
 
+# what only zarrfs's own names lead to; the other escapes are in test_templates_escapes
 ESCAPES = [
-    "{{''.__class__.__mro__}}", "{{''['__class__']}}", "{{ f.__globals__ }}", "{{ f.__call__ }}",
-    "{{ f._owner }}", "{{ f['_owner'] }}", "{{ t._template }}", "{{ cycler.__init__.__globals__ }}",
-    "{{ ''|attr('__class__') }}", "{{ '{0.__class__}'.format(f) }}", "{{ '{0._owner}'.format(f) }}",
-    "{{ '{x._owner}'.format_map({'x': f}) }}", "{{ '{0._template}'.format(t) }}",
-    "{{ [f] | map(attribute='_owner') | list }}", "{{ [f] | map('attr', 'x') | list }}",
-    "{{ ['{0._owner}'] | map('format', f) | list }}", "{{ self }}",
-    "{{ self._TemplateReference__context }}", "{{ (''.format)('{0.__class__}').__globals__ }}",
-    "{{ ().__class__.__bases__[0].__subclasses__() }}", "{{ [].append(1) }}", "{{ {}.update(a=1) }}",
-    "{% import 'os' as os %}", "{% include '/etc/passwd' %}", "{% extends 'x' %}", "{{ [u] | random }}",
-    "{{ f(**{'_owner': 1}) }}", "{% block x %}{{ self.x() }}{% endblock %}",
-    "{% macro m() %}{% endmacro %}{{ m.__init__.__globals__ }}",
-    "{% for a in 'x' %}{{ loop._recurse }}{% endfor %}", "{{ u.format.__globals__ }}",
+    "{{ f._owner }}", "{{ f['_owner'] }}", "{{ f.__call__ }}", "{{ t._template }}", "{{ '{0._owner}'.format(f) }}",
+    "{{ '{x._owner}'.format_map({'x': f}) }}", "{{ [f] | map(attribute='_owner') | list }}",
+    "{{ ['{0._owner}'] | map('format', f) | list }}", "{{ f(**{'_owner': 1}) }}", "{{ [u] | random }}",
+    "{% for a in 'x' %}{{ loop._recurse }}{% endfor %}", "{{ self._TemplateReference__context }}",
 ]  # fmt: skip
 
 
