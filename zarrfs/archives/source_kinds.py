@@ -5,7 +5,6 @@ This module does not import trio, because the child process that compiles archiv
 
 from __future__ import annotations
 
-import enum
 import os
 import re
 import stat
@@ -20,14 +19,6 @@ PROTOCOL = 1  # version of the protocol between flux_blobs.py and the helper
 FLUX = "flux:"  # prefix of documents of the running Flux instance; alone, that instance as a source of blobs
 
 
-class BlobSourceKind(enum.StrEnum):
-    """The kind of a blob source."""
-
-    DIRECTORY = "directory"
-    URL = "url"
-    FLUX = "flux"  # the running Flux instance
-
-
 def is_flux(text: str) -> bool:
     """Return whether a source is the running Flux instance or a document in it: flux:, flux:NAME or flux:job/ID."""
     return text.startswith(FLUX)
@@ -39,21 +30,19 @@ def absolute(source: str) -> str:
     return source if path is None else os.path.abspath(path)
 
 
-def source_kind(source: str) -> BlobSourceKind:
-    """Return the kind of a blob source, by its name. No server is contacted. Raise UsageError for any other name.
-    """
+def _check(source: str) -> None:
     if source == FLUX:
         if fault := helper_fault():
             raise _unusable(source, fault)
-        return BlobSourceKind.FLUX
+        return
     if is_flux(source):
         raise _unusable(source, "the running Flux instance is named flux: alone")
     path = path_of_uri(source)
     if path is None:
-        return BlobSourceKind.URL
+        return
     try:
         if stat.S_ISDIR(os.stat(path).st_mode):
-            return BlobSourceKind.DIRECTORY
+            return
     except OSError as exc:
         raise _unusable(source, reason_of(exc)) from None
     raise _unusable(source, "not a directory")
@@ -76,9 +65,9 @@ def other_version(version: int | None) -> str:
 
 
 def check_sources(sources: Iterable[str]) -> None:
-    """Raise UsageError for the first name that is no blob source."""
+    """Raise UsageError for the first name that is no blob source. No server is contacted."""
     for source in sources:
-        source_kind(source)
+        _check(source)
 
 
 def _unusable(source: str, why: str) -> UsageError:
