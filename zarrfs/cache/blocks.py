@@ -107,7 +107,7 @@ class Blocks:
                 key, wanted.stop - wanted.start, lambda: self._obtain(wanted, whole=whole), wanted.server
             )
         where = wanted.system.shown(wanted.path)
-        raise ReadError(where, self.ranges.too_late(wanted.system, wanted.path, wanted.start, wanted.stop))
+        raise ReadError(where, self.ranges.too_late(wanted.system, wanted.path))
 
     async def look(self, wanted: BlockRequest) -> Entry | None:
         """Stat a value by a request for its first block, `wanted`, which is cached for its reader.

@@ -1,23 +1,22 @@
 """The queue of requests to each server: bounds those in flight, coalesces neighbouring ranges, and retries failures.
 
 A range waits in the queue of its server. When a request may be sent, the first range takes its neighbours
-with it: ranges of the same target with at most GAP bytes between them, up to PART bytes in all. Reads have
+with it: ranges of the same value with at most GAP bytes between them, up to PART bytes in all. Reads have
 priority over read-ahead.
 
 A failed request is repeated up to retries= times if its server answers other requests, or itself answers this one with
-an error. If the server answers nothing, that is an outage (outages.py), whose end is awaited until read_timeout=.
+an error. If the server answers nothing, that is an outage (outages.py), and its requests wait until read_timeout=.
+After an outage of that length each request makes one attempt.
 """
 
 from __future__ import annotations
 
-import functools
 import heapq
 import logging
 import math
 import random
 import socket
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import trio
@@ -35,58 +34,67 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds between attempts, doubled each time
-_LAST_ATTEMPT = 1.0  # seconds for a read that the kernel repeats just after it has failed
-_SAME, _LATE = 1.0, 1024  # seconds within which a read counts as such a repetition; remembered unreachable places
-_HOST_BYTES = 128 << 20  # bytes that are requested from one server at a time
+_LATE = (
+    0.9  # part of read_timeout= after which a read waits no more: the kernel repeats a failed read, and a bit early
+)
+_UNREACHED = 1024  # places that could not be connected to are remembered
+_SERVER_BYTES = 128 << 20  # bytes that are requested from one server at a time
 _NAMED = 32  # servers in stats, the busiest ones: an extended attribute has at most 64 KiB
 PART = 4 << 20  # bytes of the largest request
 GAP = 32 << 10  # bytes between neighbouring ranges that are fetched and dropped at most
-_SMALL = 1 << 20  # bytes: as long as there are free slots, wants are coalesced only up to this size
+_SMALL = 1 << 20  # bytes: as long as there are free slots, ranges are coalesced only up to this size
 
 
 class _Want:
-    """A caller waiting for a byte range, or for a request of another kind, which `call` makes."""
+    """A caller that waits for the bytes [start, stop) of a value, or for the result of `call`."""
 
-    __slots__ = ("ahead", "call", "done", "error", "found", "outage", "path", "sent_in", "start", "stop", "system")
+    __slots__ = ("ahead", "call", "done", "error", "found", "path", "reason", "request", "start", "stop", "system")
 
-    def __init__(self, system: System, path: str, start: int, stop: int, ahead: bool) -> None:
-        self.system, self.path, self.start, self.stop, self.ahead = system, path, start, stop, ahead
-        self.call: Callable[[], Awaitable[Any]] | None = None
+    def __init__(
+        self, system: System | None, path: str, start: int = 0, stop: int = 0, ahead: bool = False,
+        call: Callable[[], Awaitable[Any]] | None = None,
+    ) -> None:  # fmt: skip
+        self.system, self.path, self.start, self.stop, self.ahead, self.call = system, path, start, stop, ahead, call
         self.done = trio.Event()
         self.found: Any = None
         self.error: Exception | None = None
-        self.outage: Outage | None = None  # the last outage in which it was counted as waiting
-        self.sent_in: _Request | None = None
+        self.reason = ""  # of the last failed attempt
+        self.request: _Request | None = None  # that is sent for it by another task
 
     @property
-    def range(self) -> tuple[int, str, int, int]:
-        """The key of the range in flight."""
+    def key(self) -> tuple[int, str, int, int]:
         return id(self.system), self.path, self.start, self.stop
+
+    @property
+    def shown(self) -> str:
+        return self.path if self.system is None else self.system.shown(self.path)
+
+    def failure(self, reason: str, attempts: int, length: int) -> ReadError:
+        """Return the error of a request for the `length` bytes that begin with this range."""
+        error = ReadError(self.shown, reason)
+        error.about(self.shown, self.start, length, attempts)
+        return error
 
 
 class _Request:
-    """A request in flight, and the reads that wait for it."""
+    """A request in flight, and the callers that wait for it."""
 
     __slots__ = ("scope", "wants")
 
     def __init__(self, wants: list[_Want]) -> None:
-        self.wants = wants
-        self.scope = trio.CancelScope()
+        self.wants, self.scope = wants, trio.CancelScope()
 
 
-class _Host:
-    """One server: the wants in its queue, its requests in flight, and its outage, if any."""
-
-    __slots__ = (
-        "answers", "asked", "flying", "flying_bytes", "name", "outage", "requests", "waiting", "waiting_ahead",
-    )  # fmt: skip
+class _Server:
+    """One server: its queues, its requests in flight, and its outage, if any."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.waiting: OrderedDict[_Want, None] = OrderedDict()
-        self.waiting_ahead: OrderedDict[_Want, None] = OrderedDict()
-        self.flying = self.flying_bytes = self.requests = 0
-        self.asked = False  # whether a task has been started to send read-ahead
+        self.queue: dict[_Want, None] = {}  # of readers
+        self.queue_ahead: dict[_Want, None] = {}  # of read-ahead
+        self.sends_soon = False  # whether a task is about to send read-ahead
+        self.in_flight = self.bytes_in_flight = self.requests = 0
+        self.readers = 0  # requests of readers, waiting or in flight
         self.answers = 0  # number of answers so far, including final errors
         self.outage: Outage | None = None
 
@@ -97,13 +105,6 @@ class _Host:
             outage, self.outage = self.outage, None
             outage.end()
 
-    def note_waiting(self, wants: Iterable[_Want]) -> None:
-        """Count the `wants` of readers as having waited for the present outage, each want once."""
-        for want in wants:
-            if not want.ahead and want.outage is not self.outage and self.outage is not None:
-                want.outage = self.outage
-                self.outage.waited += 1
-
 
 class RequestQueue:
     """Fetches ranges for one RemoteFiles.
@@ -111,122 +112,63 @@ class RequestQueue:
     `on_outage` is called with the name of a server when an outage of it begins.
     """
 
-    def __init__(
-        self, options: Options, on_outage: Callable[[str], None] = lambda server: None
-    ) -> None:  # fmt: skip
+    def __init__(self, options: Options, on_outage: Callable[[str], None] = lambda server: None) -> None:
         self._options, self._on_outage = options, on_outage
-        self._hosts: dict[str, _Host] = {}
+        self._servers: dict[str, _Server] = {}
+        self._unreached: LRU[str, _Server] = LRU(_UNREACHED)
         self._requests = self._repeated = self._failed = self._bytes = self._merged = self._outages = 0
         self._latency = Latency()
-        self._late: LRU[str, float] = LRU(_LATE)  # when connect() has failed to reach a place
         self.beneath: RequestQueue | None = None  # the queue for archives whose members are read here
         self.sent_ahead: set[tuple[int, str, int, int]] = set()  # small ranges of read-ahead in flight
 
     async def fetch(self, system: System, path: str, start: int, stop: int, ahead: bool = False) -> Fetched:
-        """Return the bytes [start, stop) of a target, cut at its end. Raise ReadError if they cannot be fetched.
+        """Return the bytes [start, stop) of a value, cut at its end. Raise ReadError if they cannot be fetched.
 
         Cancelling does not affect other callers. `ahead`: the range is read-ahead, for which no reader waits yet.
         Readers have priority, and neighbouring ranges of read-ahead are collected before they are sent.
         """
-        host = self._host(system, path)
-        want = _Want(system, path, start, stop, ahead)
-        if host.outage is not None and not ahead and (late := host.outage.late(want.range)):
-            return await self._last_attempt(host, want, late)
-        found: Fetched
-        if ahead or host.waiting or not self._may_send(host, want):
-            found = await self._wait(host, want)
-            return found
-        host.flying += 1  # neither a wait nor coalescing: send without another task
-        host.flying_bytes += stop - start
-        try:
-            await self._fetch(host, [want])
-        finally:
-            self._leave_slot(host, stop - start)
-        found = want.found
+        found: Fetched = await self._get(self._server(system, path), _Want(system, path, start, stop, ahead))
         return found
-
-    async def _last_attempt(self, host: _Host, want: _Want, reason: str) -> Fetched:
-        """Make one attempt to fetch a range whose last read has just failed for `reason`, without waiting to probe."""
-        size = want.stop - want.start
-        self._requests += 1
-        host.requests += 1
-        host.flying += 1
-        host.flying_bytes += size
-        try:
-            with trio.CancelScope(deadline=trio.current_time() + _LAST_ATTEMPT):
-                found = await self._once(want.system, want.path, want.start, want.stop)
-                host.answered()
-                return found
-        except Transient as exc:
-            log.debug("%s: %s", want.system.shown(want.path), exc)
-        finally:
-            self._leave_slot(host, size)
-        self._failed += 1
-        error = ReadError(want.system.shown(want.path), reason)
-        error.about(want.system.shown(want.path), want.start, size, 1)
-        raise error
 
     async def call(self, system: System, path: str, request: Callable[[], Awaitable[Any]]) -> Any:
         """Send a request of another kind, with the bounds and retries of ranges, and return its answer."""
-        want = _Want(system, path, 0, 0, False)
-        want.call = request
-        return await self._wait(self._host(system, path), want)
+        return await self._get(self._server(system, path), _Want(system, path, call=request))
 
     async def connect(self, where: str, connect: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `connect`, which connects to `where`; retry failures as those of any request.
-
-        Raise ReadError after the retries or, if outages are waited for, after read_timeout=. The kernel repeats a
-        failed read immediately: the repetition after read_timeout= gets only _LAST_ATTEMPT seconds.
-        """
-        attempt, pause, reason = 0, _FIRST_PAUSE, ""
-        began = trio.current_time()
-        again = began - self._late.get(where, -math.inf) < _SAME
-        with trio.CancelScope(deadline=began + (_LAST_ATTEMPT if again else self._options.read_timeout)):
-            while True:
-                try:
-                    return await connect()
-                except Transient as exc:
-                    failure, reason = exc, f": {exc.reason}"
-                attempt += 1
-                # a new _Host, as if no server had answered: only wait_for_outages=all waits
-                if attempt > self._options.retries and not self._waits_for_server(_Host(where), failure):
-                    times = f" ({attempt} attempts)" if attempt > 1 else ""
-                    raise ReadError(where, failure.reason + times) from failure
-                log.debug("%s: attempt %d: %s", where, attempt, failure.reason)
-                await trio.sleep(pause * random.uniform(0.5, 1.5))
-                pause = min(2 * pause, _LONGEST_PAUSE)
-        if not again:
-            self._late.put(where, trio.current_time())
-        raise ReadError(where, f"not reached within {self._options.read_timeout:g} s (-o read_timeout=){reason}")
+        """Return the result of `connect`, which connects to `where`; retry its failures as those of a request."""
+        server = self._unreached.pop(where, None) or _Server(where)
+        want = _Want(None, where, call=connect)
+        try:
+            with trio.CancelScope(deadline=trio.current_time() + self._options.read_timeout):
+                found: T = await self._attempts(server, [want], 0, connect)
+                return found
+        finally:
+            if server.outage is not None:
+                self._unreached.put(where, server)
+        self._failed += 1
+        raise want.failure(self._too_late(server, want.reason), 0, 0)
 
     def usual(self) -> float | None:
         """Return the 90th percentile of the times of requests, in seconds; None before the first one."""
         return self._latency.quantiles().get("p90")
 
-    def too_late(self, system: System, path: str, start: int, stop: int) -> str:
-        """Return the reason, for the error message, of a read of [start, stop) that was ended by read_timeout=.
-
-        The kernel repeats a failed read immediately. So note the read: its repetition makes one short attempt only.
-        """
-        host = self._host(system, path)
-        reason = self._too_late(host)
-        if host.outage is not None:
-            host.outage.note_late((id(system), path, start, stop), reason)
-        return reason
+    def too_late(self, system: System, path: str) -> str:
+        """Return the reason, for the error message, of a read that was ended by read_timeout=."""
+        return self._too_late(self._server(system, path))
 
     def is_out(self, server: str) -> bool:
         """Return whether there is an outage of `server`."""
-        host = self._hosts.get(server)
-        return host is not None and host.outage is not None
+        found = self._servers.get(server)
+        return found is not None and found.outage is not None
 
     def outages(self) -> list[str]:
         """Describe all outages: which server is out, for how long, and why."""
-        own = [host.outage.described() for host in self._hosts.values() if host.outage is not None]
+        own = [server.outage.described() for server in self._servers.values() if server.outage is not None]
         return own + (self.beneath.outages() if self.beneath is not None else [])
 
-    def _too_late(self, host: _Host, reason: str = "") -> str:
-        if host.outage is not None:
-            reason = host.outage.described()
+    def _too_late(self, server: _Server, reason: str = "") -> str:
+        if server.outage is not None:
+            reason = server.outage.described()
         elif self.beneath is not None:
             reason = "; ".join(self.beneath.outages()) or reason
         late = f"not read within {self._options.read_timeout:g} s (-o read_timeout=)"
@@ -234,306 +176,255 @@ class RequestQueue:
 
     def stats(self) -> dict[str, Any]:
         """Return counters for statistics and the log."""
-        hosts = self._hosts.items()
-        named = heapq.nlargest(_NAMED, hosts, key=lambda item: (item[1].outage is not None, item[1].requests))
+        servers = self._servers.values()
+        named = heapq.nlargest(_NAMED, servers, key=lambda server: (server.outage is not None, server.requests))
+        hosts = {} if self.beneath is None else self.beneath.stats()["hosts"]
+        hosts = {name: found for name, found in hosts.items() if "outage" in found}
+        for server in named:
+            out = {} if server.outage is None else {"outage": server.outage.stats(server.readers)}
+            hosts[server.name] = {"requests": server.requests, "in_flight": server.in_flight, **out}
         return {
             "requests": self._requests, "repeated": self._repeated, "failed": self._failed, "bytes": self._bytes,
             "outages": self._outages, "merged": self._merged,
-            "in_flight": sum(host.flying for _, host in hosts),
-            "in_flight_bytes": sum(host.flying_bytes for _, host in hosts),
-            "waiting": sum(len(host.waiting) + len(host.waiting_ahead) for _, host in hosts),
+            "in_flight": sum(server.in_flight for server in servers),
+            "in_flight_bytes": sum(server.bytes_in_flight for server in servers),
+            "waiting": sum(len(server.queue) + len(server.queue_ahead) for server in servers),
             "latency": self._latency.quantiles(), "latency_histogram": self._latency.histogram(),
-            "latency_sum": self._latency.total, "latency_count": self._latency.count,
-            "hosts": {**self._out_beneath(), **{name: self._stats_of(host) for name, host in named}},
+            "latency_sum": self._latency.total, "latency_count": self._latency.count, "hosts": hosts,
         }  # fmt: skip
-
-    def _out_beneath(self) -> dict[str, Any]:
-        hosts = {} if self.beneath is None else self.beneath.stats()["hosts"]
-        return {name: found for name, found in hosts.items() if "outage" in found}
-
-    def _stats_of(self, host: _Host) -> dict[str, Any]:
-        out = {} if host.outage is None else {"outage": host.outage.stats(len(host.waiting))}
-        return {"requests": host.requests, "in_flight": host.flying, **out}
 
     # -- the queue
 
-    def _host(self, system: System, path: str) -> _Host:
+    def _server(self, system: System, path: str) -> _Server:
         name = system.host(path)
-        host = self._hosts.get(name)
-        if host is None:
-            host = self._hosts[name] = _Host(name)
-        return host
+        return self._servers.get(name) or self._servers.setdefault(name, _Server(name))
 
-    def _may_send(self, host: _Host, want: _Want) -> bool:
-        if host.flying >= self._options.host_requests:
+    async def _get(self, server: _Server, want: _Want) -> Any:
+        """Return what `want` is for, at read_timeout= at the latest."""
+        reader = not want.ahead
+        server.readers += reader
+        if reader and server.outage is not None:
+            server.outage.waited += 1
+        try:
+            with trio.CancelScope(deadline=trio.current_time() + self._options.read_timeout):
+                if reader and not server.queue and self._may_send(server, want):
+                    self._take_slot(server, want.stop - want.start)
+                    await self._send(server, [want])  # neither a wait nor coalescing: no other task is needed
+                else:
+                    await self._wait(server, want)
+                if want.error is not None:
+                    raise want.error.with_traceback(None)
+                return want.found
+        finally:
+            server.readers -= reader
+        self._failed += 1
+        raise want.failure(self._too_late(server, want.reason), 1, want.stop - want.start)
+
+    def _may_send(self, server: _Server, want: _Want) -> bool:
+        if server.in_flight >= self._options.host_requests:
             return False
-        return not host.flying or host.flying_bytes + want.stop - want.start <= _HOST_BYTES
+        return not server.in_flight or server.bytes_in_flight + want.stop - want.start <= _SERVER_BYTES
 
-    def _leave_slot(self, host: _Host, size: int) -> None:
-        host.flying -= 1
-        host.flying_bytes -= size
-        self._send(host)
+    def _take_slot(self, server: _Server, length: int) -> None:
+        server.in_flight += 1
+        server.bytes_in_flight += length
 
-    async def _wait(self, host: _Host, want: _Want) -> Any:
-        host.note_waiting([want])
-        (host.waiting_ahead if want.ahead else host.waiting)[want] = None
+    async def _wait(self, server: _Server, want: _Want) -> None:
+        """Wait in the queue, and for the request that another task then sends."""
+        (server.queue_ahead if want.ahead else server.queue)[want] = None
         if not want.ahead:
-            self._send(host)
-        elif not host.asked:
-            host.asked = True
-            in_background(self._send_soon, host)
+            self._send_queued(server)
+        elif not server.sends_soon:
+            server.sends_soon = True
+            in_background(self._send_soon, server)
         try:
             await want.done.wait()
         except BaseException:
-            self._leave(host, want)
+            server.queue.pop(want, None)
+            server.queue_ahead.pop(want, None)
+            self.sent_ahead.discard(want.key)
+            if want.request is not None:
+                want.request.wants.remove(want)
+                if not want.request.wants:
+                    want.request.scope.cancel()
             raise
-        if want.error is not None:
-            raise want.error.with_traceback(None)
-        return want.found
 
-    async def _send_soon(self, host: _Host) -> None:
+    async def _send_soon(self, server: _Server) -> None:
         """Send after a pass of the loop, so that simultaneous reads of neighbouring ranges share one request."""
         for _ in range(2):
             await trio.lowlevel.checkpoint()
-        host.asked = False
-        self._send(host)
+        server.sends_soon = False
+        self._send_queued(server)
 
-    def _leave(self, host: _Host, want: _Want) -> None:
-        """Remove a want whose caller was cancelled; cancel its request if nobody else waits for it."""
-        host.waiting.pop(want, None)
-        host.waiting_ahead.pop(want, None)
-        if want.sent_in is not None:
-            want.sent_in.wants.remove(want)
-            if want.ahead:
-                self.sent_ahead.discard(want.range)
-            if not want.sent_in.wants:
-                want.sent_in.scope.cancel()
-            elif not want.ahead and all(other.ahead for other in want.sent_in.wants):
-                # read-ahead, which alone is left, has no deadline, and _limit() set none because there was a reader
-                want.sent_in.scope.deadline = trio.current_time() + self._options.read_timeout
-
-    def _send(self, host: _Host) -> None:
-        """Send requests for waiting wants, as long as the limits of the server admit them."""
-        while host.waiting or host.waiting_ahead:
-            first = next(iter(host.waiting or host.waiting_ahead))
-            if not self._may_send(host, first):
+    def _send_queued(self, server: _Server) -> None:
+        """Send requests for the queues, as long as the limits of the server admit them."""
+        while server.queue or server.queue_ahead:
+            first = next(iter(server.queue or server.queue_ahead))
+            if not self._may_send(server, first):
                 return
-            wants = self._neighbours(host, first)
-            for want in wants:
-                host.waiting.pop(want, None)
-                host.waiting_ahead.pop(want, None)
+            wants = self._neighbours(server, first)
             request = _Request(wants)
             for want in wants:
-                want.sent_in = request
+                server.queue.pop(want, None)
+                server.queue_ahead.pop(want, None)
+                want.request = request
                 if want.ahead and want.stop - want.start <= _SMALL:
-                    self.sent_ahead.add(want.range)
-            size = max(want.stop for want in wants) - min(want.start for want in wants)
-            host.flying += 1
-            host.flying_bytes += size
-            in_background(self._carry_out, host, request, size)
+                    self.sent_ahead.add(want.key)
+            self._take_slot(server, max(want.stop for want in wants) - wants[0].start)
+            in_background(self._carry_out, server, request, list(wants))
 
-    def _neighbours(self, host: _Host, first: _Want) -> list[_Want]:
-        """Return `first` and the wants coalesced with it, by offset; for read-ahead, begin with the lowest offset."""
-        if first.call is not None or len(host.waiting) + len(host.waiting_ahead) == 1:
+    async def _carry_out(self, server: _Server, request: _Request, wants: list[_Want]) -> None:
+        with request.scope:
+            await self._send(server, wants)
+        for want in wants:
+            want.request = None
+            self.sent_ahead.discard(want.key)
+            want.done.set()
+
+    def _neighbours(self, server: _Server, first: _Want) -> list[_Want]:
+        """Return `first` and the ranges coalesced with it, by offset; for read-ahead, begin with the lowest offset."""
+        if first.call is not None or len(server.queue) + len(server.queue_ahead) == 1:
             return [first]
-        beside = [
-            want for queue in (host.waiting, host.waiting_ahead) for want in queue
+        near = [
+            want for queue in (server.queue, server.queue_ahead) for want in queue
             if want.path == first.path and want.system is first.system and want.call is None
         ]  # fmt: skip
-        beside.sort(key=lambda want: (want.start, want.stop))
+        near.sort(key=lambda want: (want.start, want.stop))
         if first.ahead:
-            first = beside[0]
-        most = PART
-        if host.flying + len(beside) <= self._options.host_requests:
-            most = min(most, _SMALL)  # all fit: many requests are faster than one
-        at = beside.index(first)
-        low = high = at
+            first = near[0]
+        # if all fit, many requests are faster than one
+        most = _SMALL if server.in_flight + len(near) <= self._options.host_requests else PART
+        low = high = near.index(first)
         start, stop = first.start, first.stop
-        while high + 1 < len(beside):
-            near = beside[high + 1]
-            if near.start - stop > GAP or max(stop, near.stop) - start > most:
+        while high + 1 < len(near):
+            after = near[high + 1]
+            if after.start - stop > GAP or max(stop, after.stop) - start > most:
                 break
-            high, stop = high + 1, max(stop, near.stop)
+            high, stop = high + 1, max(stop, after.stop)
         while low > 0:
-            near = beside[low - 1]
-            if start - near.stop > GAP or stop - min(start, near.start) > most:
+            before = near[low - 1]
+            if start - before.stop > GAP or stop - min(start, before.start) > most:
                 break
-            low, start, stop = low - 1, min(start, near.start), max(stop, near.stop)
-        return beside[low : high + 1]
+            low, start, stop = low - 1, min(start, before.start), max(stop, before.stop)
+        return near[low : high + 1]
 
     # -- requests
 
-    async def _carry_out(self, host: _Host, request: _Request, size: int) -> None:
-        wants = list(request.wants)  # empty if all waiters were cancelled before this started
-        with request.scope:
-            try:
-                if wants and wants[0].call is not None:
-                    wants[0].found = await self._attempts(host, wants, 0, 0, wants[0].call)
-                elif wants:
-                    await self._fetch(host, wants)
-            except Exception as exc:
-                for want in wants:
-                    want.error = exc
-        if request.scope.cancelled_caught and request.wants:  # its deadline has passed
-            late, extent = self._too_late(host), max(want.stop for want in wants) - wants[0].start
-            error = self._final(wants[0], wants[0].start, extent, 1, late)
-            for want in wants:
-                want.error = error
-        for want in wants:
-            want.sent_in = None
-            self.sent_ahead.discard(want.range)
-            want.done.set()
-        self._leave_slot(host, size)
-
-    async def _fetch(self, host: _Host, wants: list[_Want]) -> None:
-        """Fetch the range that contains all `wants`, and give each want its part."""
-        first = wants[0]
-        system, path, start = first.system, first.path, first.start
-        stop = max(want.stop for want in wants)
-        once = functools.partial(self._once, system, path, start, stop)
-        found: Fetched = await self._attempts(host, wants, start, stop - start, once)
-        if len(wants) == 1:
+    async def _send(self, server: _Server, wants: list[_Want]) -> None:
+        """Send one request, with its retries, and give each want its part of the answer, or the error."""
+        first, stop = wants[0], max(want.stop for want in wants)
+        length = stop - first.start
+        try:
+            found = await self._attempts(server, wants, length, lambda: self._once(server, first, stop))
             first.found = found
-            return
-        self._merged += len(wants) - 1
-        data = memoryview(found.data)
-        for want in wants:
-            # a copy, because a slice would keep the whole range in memory
-            want.found = found._replace(data=bytes(data[want.start - start : want.stop - start]))
+            if len(wants) > 1:
+                self._merged += len(wants) - 1
+                data = memoryview(found.data)
+                for want in wants:
+                    # a copy, because a slice would keep the whole range in memory
+                    want.found = found._replace(data=bytes(data[want.start - first.start : want.stop - first.start]))
+        except Exception as exc:
+            self._failed += 1
+            for want in wants:
+                want.error = exc
+        finally:
+            server.in_flight -= 1
+            server.bytes_in_flight -= length
+            self._send_queued(server)
 
-    async def _once(self, system: System, path: str, start: int, stop: int) -> Fetched:
-        """Make one attempt to fetch [start, stop). Raise Transient if the answer was cut off."""
-        found = await system.fetch(path, start, stop)
+    async def _once(self, server: _Server, first: _Want, stop: int) -> Any:
+        """Send a request once, for the bytes from `first` to `stop`. Raise Transient if the answer was cut off."""
+        self._requests += 1
+        server.requests += 1
+        sent = trio.current_time()
+        if first.system is None or first.call is not None:
+            assert first.call is not None
+            found = await first.call()
+            self._latency.add(trio.current_time() - sent)
+            return found
+        found = await first.system.fetch(first.path, first.start, stop)
+        self._latency.add(trio.current_time() - sent)
         self._bytes += len(found.data)
-        if found.total is not None and len(found.data) < min(stop, found.total) - start:
+        if found.total is not None and len(found.data) < min(stop, found.total) - first.start:
             raise Transient("the answer was cut off", begun=True)
-        if len(found.data) > stop - start:
-            raise ReadError(system.shown(path), "the server sent more bytes than requested")
+        if len(found.data) > stop - first.start:
+            raise ReadError(first.shown, "the server sent more bytes than requested")
         return found
 
     async def _attempts(
-        self, host: _Host, wants: list[_Want], start: int, length: int, request: Callable[[], Awaitable[Any]]
-    ) -> Any:
-        """Send `request`, which is for [start, start + length), and retry while its failures may be transient.
-
-        A reader of a range has a deadline of its own. Read-ahead alone, and requests of call(), end at read_timeout=.
-        """
-        attempt, counted, pause, began, answers = 0, 0, _FIRST_PAUSE, trio.current_time(), host.answers
+        self, server: _Server, wants: list[_Want], length: int, request: Callable[[], Awaitable[T]]
+    ) -> T:  # fmt: skip
+        """Return the answer to `request`, which is for `length` bytes; repeat it while a retry may succeed."""
+        first, attempts, failures, pause, answers = wants[0], 0, 0, _FIRST_PAUSE, server.answers
+        late = server.outage is not None and server.outage.seconds >= _LATE * self._options.read_timeout
         while True:
-            probed = None
-            if host.outage is not None:
-                with trio.CancelScope(deadline=self._limit(wants, began)) as waiting:
-                    probed = await self._await_probe(host, wants)
-                if waiting.cancelled_caught:
-                    raise self._final(wants[0], start, length, attempt, self._too_late(host))
-            attempt += 1
-            self._requests += 1
-            host.requests += 1
-            sent = trio.current_time()
+            began, outage, in_turn = trio.current_time(), server.outage, False
             try:
-                found = await (request() if probed is None else self._probe(probed, request))
+                if outage is None or outage.lets_pass(first.path):
+                    found = await request()
+                elif late:
+                    found = await self._attempt(request, outage)
+                else:
+                    async with outage.turn:
+                        in_turn = await outage.next_attempt()
+                        if not in_turn:
+                            continue
+                        found = await self._attempt(request, outage)
             except Transient as exc:
                 failure = exc
             except Exception as exc:
-                self._failed += 1
-                host.answered()
+                server.answered()
                 if isinstance(exc, ReadError):
-                    exc.about(wants[0].system.shown(wants[0].path), start, length, attempt)
+                    exc.about(first.shown, first.start, length, attempts + 1)
                 raise
             else:
-                self._latency.add(trio.current_time() - sent)
-                host.answers += 1
-                if host.outage is not None:
-                    host.answered()
+                server.answered()
                 return found
-            after, waits = 0.0, self._waits_for_server(host, failure)
-            # only this request failed, or outages are not waited for: retry after a pause; otherwise it is an outage
-            if not waits or failure.of_value or host.answers != answers:
-                counted += not (waits and failure.asks_for_patience)
-                most = _LONGEST_PAUSE if self._options.wait_for_outages == "none" else math.inf
-                after = max(min(failure.after, most), pause * random.uniform(0.5, 1.5))
+            attempts += 1
+            for want in wants:
+                want.reason = failure.reason
+            waits, after = self._waits_for(server, failure), 0.0
+            if failure.of_value or not waits or server.answers != answers:  # the server answers, but not this request
+                failures += not (waits and failure.asks_for_patience)
+                after = max(
+                    min(failure.after, math.inf if waits else _LONGEST_PAUSE), pause * random.uniform(0.5, 1.5)
+                )
                 pause = min(2 * pause, _LONGEST_PAUSE)
-                if waits and failure.of_value:
-                    host.answered()
+                if failure.of_value:
+                    server.answered()
             else:
-                self._note_outage(host, failure, wants[0].path, probed)
-            answers = host.answers
-            if counted > self._options.retries:
-                times = f" ({attempt} attempts)" if attempt > 1 else ""
-                raise self._final(wants[0], start, length, attempt, failure.reason + times) from failure
-            if trio.current_time() + after > self._limit(wants, began):
-                reason = self._too_late(host, failure.reason)
-                raise self._final(wants[0], start, length, attempt, reason) from failure
+                self._note_outage(server, first.path, began, failure, in_turn)
+            if late and server.outage is not None:
+                raise first.failure(self._too_late(server), attempts, length) from failure
+            if failures > self._options.retries:
+                times = f" ({attempts} attempts)" if attempts > 1 else ""
+                raise first.failure(failure.reason + times, attempts, length) from failure
+            answers = server.answers  # if it answers others until this request fails again, only this request fails
             self._repeated += 1
-            _tell_attempt(wants[0], start, length, attempt, failure.reason, after)
-            if after:
-                await trio.sleep(after)
+            log.debug("%s: attempt %d: %s: to be repeated in %.1f s", first.shown, attempts, failure.reason, after)
+            await trio.sleep(after)
 
-    def _limit(self, wants: list[_Want], began: float) -> float:
-        """Return when to abandon read-ahead or a request of call(); inf for readers, which have deadlines."""
-        alone = wants[0].call is not None or all(want.ahead for want in wants)
-        return began + self._options.read_timeout if alone else math.inf
+    async def _attempt(self, request: Callable[[], Awaitable[T]], outage: Outage) -> T:
+        """Send `request` during an outage. Raise Transient if it has no answer soon."""
+        patience = min(outage.patience, self._options.request_timeout)
+        with trio.CancelScope(deadline=trio.current_time() + patience):
+            return await request()
+        outage.patience *= 2
+        raise Transient(f"no answer within {patience:g} s")
 
-    def _final(self, want: _Want, start: int, length: int, attempts: int, reason: str) -> ReadError:
-        self._failed += 1
-        where = want.system.shown(want.path)
-        error = ReadError(where, reason)
-        error.about(where, start, length, attempts)
-        return error
+    def _note_outage(self, server: _Server, path: str, began: float, failure: Transient, in_turn: bool) -> None:
+        """Note a failure of the server, not of the request: it begins an outage, or goes on with the present one."""
+        if server.outage is None:
+            server.outage, in_turn = Outage(server.name, path, began, server.readers), True
+            self._on_outage(server.name)
+        # an outage is counted when it is logged, so very short ones are not
+        self._outages += server.outage.failed(path, failure.reason, failure.after, in_turn)
 
-    async def _await_probe(self, host: _Host, wants: list[_Want]) -> Outage | None:
-        """Wait until the outage is over (return None), or it is the turn of `wants` to probe (return the outage).
-
-        Return None also during the outage if the request need not wait: see Outage.turn().
-        """
-        host.note_waiting(wants)
-        readers = sum(not want.ahead for want in wants)
-        while (outage := host.outage) is not None:
-            outage.waiting += readers
-            try:
-                if await outage.turn(wants[0].path):
-                    return outage
-            finally:
-                outage.waiting -= readers
-            if not outage.over:
-                return None
-        return None
-
-    async def _probe(self, outage: Outage, request: Callable[[], Awaitable[Any]]) -> Any:
-        """Send `request` to a server with an outage. Its timeout is short at first, and grows with each probe."""
-        try:
-            patience = min(outage.probe_timeout, self._options.request_timeout)
-            with trio.CancelScope(deadline=trio.current_time() + patience):
-                return await request()
-            outage.probe_timeout *= 2
-            raise Transient(f"no answer within {patience:g} s")
-        finally:
-            outage.pass_on()
-
-    def _note_outage(self, host: _Host, failure: Transient, path: str, probed: Outage | None) -> None:
-        """Record a failure as one of the server, not of the request: begin an outage, or add it to the present one."""
-        if host.outage is None:
-            host.outage = Outage(host.name, failure.reason, path, failure.after)
-            host.note_waiting(host.waiting)
-            self._on_outage(host.name)
-        elif host.outage.fail(failure.reason, failure.after, path, probed is host.outage):
-            self._outages += 1  # an outage is counted when it is logged, so very short ones are not
-
-    def _waits_for_server(self, host: _Host, failure: Transient) -> bool:
+    def _waits_for(self, server: _Server, failure: Transient) -> bool:
         """Return whether requests wait for the end of an outage of this server, rather than retry `retries=` times."""
         if not self._options.retries or self._options.wait_for_outages == "none":
             return False
-        if host.answers:
-            return True
-        return self._options.wait_for_outages == "all" and not _is_unknown(failure)
-
-
-def _tell_attempt(want: _Want, start: int, length: int, attempt: int, reason: str, after: float) -> None:
-    if log.isEnabledFor(logging.DEBUG):
-        where, extent = want.system.shown(want.path), f" [{start}, +{length}]" if length else ""
-        facts = {"url": where, "offset": start, "length": length, "attempt": attempt}
-        log.debug("%s%s: attempt %d: %s: to be repeated in %.1f s", where, extent, attempt, reason, after, extra={
-            "facts": facts})  # fmt: skip
+        return server.answers > 0 or (self._options.wait_for_outages == "all" and not _is_unknown(failure))
 
 
 def _is_unknown(failure: BaseException) -> bool:
