@@ -173,31 +173,23 @@ class ReadError(ZarrfsError):
         self.url: str | None = None  # of the target, without credentials
         self.offset: int | None = None  # bytes
         self.length: int | None = None  # bytes
-        self.attempts: int | None = None
         super().__init__(f"{where}: {reason}")
 
-    def about(self, url: str, offset: int, length: int, attempts: int | None = None) -> None:
-        """Add the request (length 0: no range) and the number of attempts, unless a lower layer has done so."""
+    def about(self, url: str, offset: int, length: int) -> None:
+        """Add the request (length 0: no range), unless a lower layer has done so."""
         if self.url is None:
-            self.url, self.attempts = url, attempts
+            self.url = url
             self.offset, self.length = (offset, length) if length else (None, None)
 
     def at(self, where: str) -> ReadError:
         """Return the same failure under the name `where`, by which readers know the value."""
         found = type(self)(where, self.reason, self.status)
-        found.url, found.attempts = self.url, self.attempts
-        found.offset, found.length = self.offset, self.length
+        found.url, found.offset, found.length = self.url, self.offset, self.length
         return found
 
     def reason_for(self, key: str) -> str:
         """Return the reason for a line that already names `key`; add the name of what failed only if it differs."""
         return self.reason if self.where == key else str(self)
-
-    def facts(self) -> dict[str, str | int]:
-        """Return url, offset, length, attempt (the number of attempts) and status, without those that are unknown."""
-        known = {name: getattr(self, name) for name in ("url", "offset", "length", "status")}
-        known["attempt"] = self.attempts
-        return {name: value for name, value in known.items() if value is not None}
 
     def described(self) -> str:
         """Return all facts in one line."""
@@ -272,11 +264,10 @@ def to_errno(exc: BaseException, operation: str = "", key: str = "") -> int:
         frame = traceback.extract_tb(exc.__traceback__)[-1:]
         place = "".join(f" at {os.path.basename(step.filename)}:{step.lineno}" for step in frame)
         text = f"{internal_error(exc).removeprefix('internal error: ')}{place}"
-    facts: dict[str, Any] = {"operation": operation, "key": key or "/", "errno": errno.errorcode[code]}
     if isinstance(exc, ReadError):
         text = exc.described()
-        facts |= {"kind": exc.kind, **exc.facts()}
-    if FAILURES.add(kind, f"{operation} {key or '/'}: {text} [{errno.errorcode[code]}]", facts):
+    key, name = key or "/", errno.errorcode[code]
+    if FAILURES.add(operation, key, name, kind, f"{operation} {key}: {text} [{name}]"):
         log.debug("where it came from:", exc_info=exc)
     return code
 

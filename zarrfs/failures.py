@@ -11,8 +11,8 @@ import dataclasses
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import NamedTuple
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,14 @@ BURST, RATE = 100, 1.0  # of the token bucket: lines in a burst, lines per secon
 _FLUSH_EVERY = 10.0  # seconds
 _NAMED = 5  # kinds of failures named in the line about suppressed failures
 
-Facts = Mapping[str, Any]
+
+class _Which(NamedTuple):
+    """What makes two failures the same."""
+
+    operation: str
+    key: str
+    errno: str
+    kind: str
 
 
 @dataclasses.dataclass(slots=True)
@@ -31,7 +38,6 @@ class _Logged:
 
     since: float
     text: str
-    facts: Facts
     more: int = 0
 
 
@@ -41,29 +47,29 @@ class Failures:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.counts: Counter[str] = Counter()  # by the name of their errno
         self._clock = clock
-        self._logged: OrderedDict[tuple[str, str, str], _Logged] = OrderedDict()  # the latest line last
+        self._logged: OrderedDict[_Which, _Logged] = OrderedDict()  # the latest line last
         self._lines, self._filled = float(BURST), clock()  # the token bucket: lines left, and when they were counted
         self._suppressed: Counter[tuple[str, str]] = Counter()  # by operation and errno
         self._suppressed_since = 0.0
 
-    def add(self, kind: str, text: str, facts: Facts) -> bool:
-        """Count a failure, and log it unless it is suppressed; return whether it was logged.
+    def add(self, operation: str, key: str, errno: str, kind: str, text: str) -> bool:
+        """Count a failure by the name of its errno, and log `text` unless it is suppressed; return whether it was.
 
-        `kind` is the exception type, `text` the line, `facts` its fields, at least operation, key and errno.
+        Failures with the same operation, key and exception type `kind` are the same.
         """
-        self.counts[facts["errno"]] += 1
-        which = facts["operation"], facts["key"], kind
+        self.counts[errno] += 1
+        which = _Which(operation, key, errno, kind)
         last, now = self._logged.get(which), self._clock()
         if last is not None and now - last.since < SILENCE:
             last.more += 1
             return False
         if not self._take_token(now):
-            self._suppress(facts, 1, now)
+            self._suppress(which, 1, now)
             return False
-        self._write(which, _Logged(now, text, facts, last.more + 1 if last and last.more else 0))
+        self._write(which, _Logged(now, text, last.more + 1 if last and last.more else 0))
         while len(self._logged) > REMEMBERED:
-            _, evicted = self._logged.popitem(last=False)
-            self._suppress(evicted.facts, evicted.more, now)
+            oldest, evicted = self._logged.popitem(last=False)
+            self._suppress(oldest, evicted.more, now)
         return True
 
     def flush(self, end: bool = False) -> None:
@@ -75,31 +81,27 @@ class Failures:
             if last.more and self._take_token(now):
                 self._write(which, dataclasses.replace(last, since=now))
             else:
-                self._suppress(last.facts, last.more, now)
+                self._suppress(which, last.more, now)
                 del self._logged[which]
         if self._suppressed and (end or now - self._suppressed_since >= SILENCE):
             kinds = ", ".join(f"{number:,} {' '.join(of)}" for of, number in self._suppressed.most_common(_NAMED))
             more = ", ..." if len(self._suppressed) > _NAMED else ""
             number = self._suppressed.total()
             self._suppressed.clear()
-            log.error("%s failures were not logged one by one: %s%s", f"{number:,}", kinds, more, extra={
-                "facts": {"more": number}})  # fmt: skip
+            log.error("%s failures were not logged one by one: %s%s", f"{number:,}", kinds, more)
 
-    def _write(self, which: tuple[str, str, str], failure: _Logged) -> None:
+    def _write(self, which: _Which, failure: _Logged) -> None:
         """Log the failure, with the number of repetitions since its last line, if any."""
-        facts, text = failure.facts, failure.text
-        if failure.more:
-            facts = {**facts, "more": failure.more}
-            text = f"{text} ({failure.more:,} more like it since the last line)"
-        log.error("%s", text, extra={"facts": facts})
+        more = f" ({failure.more:,} more like it since the last line)" if failure.more else ""
+        log.error("%s%s", failure.text, more)
         failure.more = 0
         self._logged[which] = failure
         self._logged.move_to_end(which)
 
-    def _suppress(self, facts: Facts, number: int, now: float) -> None:
+    def _suppress(self, which: _Which, number: int, now: float) -> None:
         if number:
             self._suppressed_since = self._suppressed_since if self._suppressed else now
-            self._suppressed[facts["operation"], facts["errno"]] += number
+            self._suppressed[which.operation, which.errno] += number
 
     def _take_token(self, now: float) -> bool:
         """Take a line from the token bucket; return False if it is empty."""

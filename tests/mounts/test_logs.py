@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +46,6 @@ def missing(tmp_path: Path, number: int) -> Path:
 def errors(root: Path) -> dict[str, int]:
     """Return the numbers of failures so far by errno, without zeros."""
     return {name: number for name, number in counters_of(root)["errors"].items() if number}
-
-
-def objects(text: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in text.splitlines()]
 
 
 def read(path: Path) -> int | None:
@@ -262,7 +258,7 @@ def test_lines_for_a_service_manager_have_levels(tmp_path: Path) -> None:
         assert [line.partition("zarrfs[")[0] for line in lines[:2]] == (["<6>", "<3>"] if right else ["", ""])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def machine() -> Iterator[Machine]:
     """Yield a machine with a journal."""
     if not os.path.exists(JOURNALD):
@@ -274,75 +270,33 @@ def machine() -> Iterator[Machine]:
             " && mknod -m 666 /mnt/dev/fuse c 10 229 && mount --bind /mnt/dev /dev"
         )
         journald = found.start(JOURNALD)
-        wait_for(lambda: found.path("/run/systemd/journal/socket").exists())
+        wait_for(lambda: found.path("/run/systemd/journal/dev-log").exists())
+        found.root("ln -s /run/systemd/journal/dev-log /dev/log")
         yield found
-        end(journald)
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """End what Machine.start() has started, with its children."""
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate(timeout=60)
+        os.killpg(journald.pid, signal.SIGKILL)
+        journald.communicate(timeout=60)
 
 
 def entries(machine: Machine, *matches: str) -> list[dict[str, str]]:
     """Return the journal's entries of zarrfs, in order."""
     machine.root("journalctl --sync", check=False)
-    return objects(machine.root(f"journalctl -o json SYSLOG_IDENTIFIER=zarrfs {' '.join(matches)}"))
+    text = machine.root(f"journalctl -o json SYSLOG_IDENTIFIER=zarrfs {' '.join(matches)}")
+    return [json.loads(line) for line in text.splitlines()]
 
 
-def in_machine(machine: Machine, name: str, options: str, then: Callable[[str], None]) -> None:
-    """Mount in the machine, let a read fail, call `then` with the mount point, and unmount."""
-    machine.path(f"/run/{name}.json").write_text('{"version": 1, "refs": {"a/0.0": ["/none.bin", 5, 10]}}')
-    point = f"/run/{name}"
-    machine.root(f"mkdir {point}")
-    done = machine.run("zarrfs", "mount", f"/run/{name}.json", point, *(["-o", options] if options else []))
+def test_a_daemon_logs_to_the_journal_and_again_after_its_restart(machine: Machine) -> None:
+    """While the socket is missing, lines are lost; later lines are in the journal again."""
+    references(machine.path("/run/j.json"), **{"a/0.0": ["/none.bin", 5, 10], "b": ["/no", 0, 1]})
+    machine.root("mkdir /run/j")
+    done = machine.run("zarrfs", "mount", "/run/j.json", "/run/j")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Input/output error" in machine.run("cat", f"{point}/a/0.0").stderr
-    then(point)
-    assert machine.run("zarrfs", "umount", point).returncode == 0
-
-
-def test_a_daemon_logs_to_the_journal(machine: Machine) -> None:
-    name = "journal"
-
-    def look(point: str) -> None:
-        wait_for(lambda: bool(entries(machine, f"ZARRFS_MOUNTPOINT={point}", "PRIORITY=3")))
-
-    in_machine(machine, name, "", look)
-    one = entries(machine, f"ZARRFS_MOUNTPOINT=/run/{name}", "PRIORITY=3")[0]
-    says = "read a/0.0: /none.bin [5, +10]: no such file or directory [EIO]"
-    assert one["MESSAGE"] == says
-    wanted = {
-        "ZARRFS_OPERATION": "read", "ZARRFS_KEY": "a/0.0", "ZARRFS_URL": "/none.bin", "ZARRFS_OFFSET": "5",
-        "ZARRFS_LENGTH": "10", "ZARRFS_ERRNO": "EIO", "ZARRFS_KIND": "missing", "ZARRFS_SOURCE": f"/run/{name}.json",
-        "_TRANSPORT": "journal",
-    }  # fmt: skip
-    assert {key: one[key] for key in wanted} == wanted
-
-
-def test_logging_resumes_after_a_restart_of_the_journal(machine: Machine) -> None:
-    """While the journal's socket is missing, lines are lost; later lines are in the journal again."""
-
-    def look(point: str) -> None:
-        machine.root("mv /run/systemd/journal/socket /run/away")
-        for number in range(3):
-            machine.run("cat", f"{point}/a/0.{number}")
-        machine.run("cat", f"{point}/a/0.0")
-        machine.root("mv /run/away /run/systemd/journal/socket")
-
-    in_machine(machine, "anew", "", look)
-    assert entries(machine, "ZARRFS_MOUNTPOINT=/run/anew", "PRIORITY=6")  # the line about the unmount
-
-
-def test_without_a_journal_a_daemon_logs_to_syslog(machine: Machine) -> None:
-    """The test uses the socket that journald provides for syslog(3)."""
-    machine.root("mv /run/systemd/journal/socket /run/away && ln -s /run/systemd/journal/dev-log /dev/log")
-    try:
-        in_machine(machine, "syslog", "", lambda _point: None)
-    finally:
-        machine.root("mv /run/away /run/systemd/journal/socket")
-    wait_for(lambda: bool(entries(machine, "_TRANSPORT=syslog", "PRIORITY=3")))
-    one = entries(machine, "_TRANSPORT=syslog", "PRIORITY=3")[0]
-    assert one["MESSAGE"] == "ERROR: read a/0.0: /none.bin [5, +10]: no such file or directory [EIO]"
+    assert "Input/output error" in machine.run("cat", "/run/j/a/0.0").stderr
+    wait_for(lambda: bool(entries(machine, "PRIORITY=3")))
+    one = entries(machine, "PRIORITY=3")[0]
+    assert one["MESSAGE"] == "/run/j: ERROR: read a/0.0: /none.bin [5, +10]: no such file or directory [EIO]"
     assert one["SYSLOG_FACILITY"] == "3"
+    machine.root("rm /dev/log")
+    machine.run("cat", "/run/j/b")
+    machine.root("ln -s /run/systemd/journal/dev-log /dev/log")
+    assert machine.run("zarrfs", "umount", "/run/j").returncode == 0
+    wait_for(lambda: bool(entries(machine, "PRIORITY=6")))  # the line about the unmount

@@ -16,7 +16,7 @@ OPTIONS: Mapping[str, str] = {
     "document_limit": "documents may have up to 4 GiB",
     "index_dir": "compiled documents are in the user's cache directory: set XDG_CACHE_HOME",
     "missing_records": "`zarrfs check` counts missing record files; their chunks are absent, as for fsspec",
-    "log_format": "lines of the log are text; the journal has the facts of a failure as fields",
+    "log_format": "lines of the log are text",
     "metrics": "`zarrfs stats --prometheus` prints all mounts, for the textfile collector",
     "cache": "leave cache_dir= out: then nothing but the indexes of documents is kept, in XDG_CACHE_HOME",
     "cache_min_free": "1GiB of the disk of cache_dir= stays free, or a tenth of a small one",

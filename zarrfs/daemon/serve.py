@@ -29,7 +29,7 @@ from zarrfs.failures import log_suppressed
 from zarrfs.fuse import pagecache, sessionloop
 from zarrfs.fuse.operations import Operations
 from zarrfs.fuse.xattrs import Control
-from zarrfs.metrics import logs, process
+from zarrfs.metrics import process
 from zarrfs.sources import open_plan
 from zarrfs.store.api import Store
 from zarrfs.system import fusemount, mounts
@@ -170,13 +170,12 @@ async def _signals(
     hold: Hold,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Handle signals: TERM and INT unmount, HUP reopens the log and refreshes, USR1 logs statistics and tasks."""
+    """Handle signals: TERM and INT unmount, HUP refreshes, USR1 logs statistics and tasks."""
     with trio.open_signal_receiver(*_SIGNALS) as received:
         task_status.started()
         async for number in received:
             try:
                 if number == signal.SIGHUP:
-                    logs.reopen()
                     if refresher.refusal is not None:
                         log.warning("%s", refresher.refusal)
                     elif operations.background is not None and not refresher.pending:

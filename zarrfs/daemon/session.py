@@ -241,7 +241,7 @@ def mount_foreground(
     """Mount in this process and serve until the unmount, SIGTERM or SIGINT."""
     from zarrfs.daemon.serve import serve
 
-    logs.configure(options, True, mountpoint, plan.source)
+    logs.configure(options, True, mountpoint)
     there, is_ready = mounts.mount_at(mountpoint), False
 
     def announce() -> None:
@@ -302,7 +302,7 @@ def _daemon(
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         leave_directory()
         close_descriptors(keep={2, pipe, *owners})
-        logs.configure(options, False, mountpoint, plan.source)
+        logs.configure(options, False, mountpoint)
         serve(plan, mountpoint, options, kernel, ready, owners, detach=True)
         status = 0
     except BaseException as exc:

@@ -71,8 +71,7 @@ class Outage:
         if self._logged or self.seconds < _LOGGED:
             return False
         self._logged = True
-        log.warning("%s is out: %s: its requests wait, and one at a time tries again", self.server, self.reason,
-                    extra={"facts": {"host": self.server}})  # fmt: skip
+        log.warning("%s is out: %s: its requests wait, and one at a time tries again", self.server, self.reason)
         return True
 
     def end(self) -> None:
@@ -80,9 +79,8 @@ class Outage:
         self._over.set()
         if self._logged:
             count = f"{self.waited:,} request{'' if self.waited == 1 else 's'}"
-            facts: dict[str, Any] = {"host": self.server, "seconds": round(self.seconds, 3), "waited": self.waited}
             log.warning("%s answers again: it was out for %.1f s, and %s waited for it", self.server, self.seconds,
-                        count, extra={"facts": facts})  # fmt: skip
+                        count)  # fmt: skip
 
     def described(self) -> str:
         """Return which server is out, for how long, and why."""

@@ -69,10 +69,10 @@ class _Want:
     def shown(self) -> str:
         return self.path if self.system is None else self.system.shown(self.path)
 
-    def failure(self, reason: str, attempts: int, length: int) -> ReadError:
+    def failure(self, reason: str, length: int) -> ReadError:
         """Return the error of a request for the `length` bytes that begin with this range."""
         error = ReadError(self.shown, reason)
-        error.about(self.shown, self.start, length, attempts)
+        error.about(self.shown, self.start, length)
         return error
 
 
@@ -146,7 +146,7 @@ class RequestQueue:
             if server.outage is not None:
                 self._unreached.put(where, server)
         self._failed += 1
-        raise want.failure(self._too_late(server, want.reason), 0, 0)
+        raise want.failure(self._too_late(server, want.reason), 0)
 
     def usual(self) -> float | None:
         """Return the 90th percentile of the times of requests, in seconds; None before the first one."""
@@ -218,7 +218,7 @@ class RequestQueue:
         finally:
             server.readers -= reader
         self._failed += 1
-        raise want.failure(self._too_late(server, want.reason), 1, want.stop - want.start)
+        raise want.failure(self._too_late(server, want.reason), want.stop - want.start)
 
     def _may_send(self, server: _Server, want: _Want) -> bool:
         if server.in_flight >= self._options.host_requests:
@@ -375,7 +375,7 @@ class RequestQueue:
             except Exception as exc:
                 server.answered()
                 if isinstance(exc, ReadError):
-                    exc.about(first.shown, first.start, length, attempts + 1)
+                    exc.about(first.shown, first.start, length)
                 raise
             else:
                 server.answered()
@@ -395,10 +395,10 @@ class RequestQueue:
             else:
                 self._note_outage(server, first.path, began, failure, in_turn)
             if late and server.outage is not None:
-                raise first.failure(self._too_late(server), attempts, length) from failure
+                raise first.failure(self._too_late(server), length) from failure
             if failures > self._options.retries:
                 times = f" ({attempts} attempts)" if attempts > 1 else ""
-                raise first.failure(failure.reason + times, attempts, length) from failure
+                raise first.failure(failure.reason + times, length) from failure
             answers = server.answers  # if it answers others until this request fails again, only this request fails
             self._repeated += 1
             log.debug("%s: attempt %d: %s: to be repeated in %.1f s", first.shown, attempts, failure.reason, after)
