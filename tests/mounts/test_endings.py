@@ -224,7 +224,7 @@ def test_two_simultaneous_unmounts_both_succeed(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_daemon_without_free_descriptors_survives_sigterm(tmp_path: Path) -> None:
-    """To unmount, the daemon has to open the mount table and to look for users of the mount, and can do neither."""
+    """To unmount, the daemon has to open the mount table and to look for users of the mount."""
     (tmp_path / "store/a").mkdir(parents=True)
     for number in range(100):
         (tmp_path / f"store/a/{number}").write_text(str(number))
@@ -241,6 +241,6 @@ def test_a_daemon_without_free_descriptors_survives_sigterm(tmp_path: Path) -> N
         with pytest.raises(OSError, match="Too many open files"):
             open_all()
         os.kill(daemon_pid(tmp_path / "mnt"), signal.SIGTERM)
-        until(lambda: log.exists() and "cannot unmount: too many open files" in log.read_text())
+        until(lambda: log.exists() and ": cannot unmount: " in log.read_text())
     assert (tmp_path / "mnt/a/7").read_text() == "7"
     assert run("umount", tmp_path / "mnt").returncode == 0
