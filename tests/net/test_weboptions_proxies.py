@@ -96,7 +96,7 @@ def test_http_goes_through_a_proxy(proxy: Proxy, plain: Faulty, monkeypatch: pyt
     assert len(proxy.requests()) == 2
 
 
-@pytest.mark.parametrize("url", ["socks4://joe:hush@127.0.0.1:1", "http://", "http://joe:hush@h:x"])
+@pytest.mark.parametrize("url", ["socks5://joe:hush@127.0.0.1:1", "https://joe:hush@127.0.0.1:1", "http://", "http://joe:hush@h:x"])
 def test_an_unsupported_proxy_url_is_an_error(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the option or variable, and shows no password."""
     with pytest.raises(ReadError, match=r"^http: .*: http\.proxy=[^@]*: the proxy cannot be used: ") as caught:

@@ -17,12 +17,11 @@ from typing import Any
 import trio
 
 from zarrfs.concurrency.tasks import in_background
-from zarrfs.errors import AccessDenied, ReadError
+from zarrfs.errors import AccessDenied
 from zarrfs.net.addresses import is_public, not_public, note_met
-from zarrfs.net.failures import certificate_refused
 from zarrfs.net.proxies import Proxy, tunnel
 from zarrfs.net.responses import Transient
-from zarrfs.net.tls import Resumable, Tls, TlsInTls, context_of, encrypted, tls_error, tls_reason
+from zarrfs.net.tls import Resumable, Tls, context_of, encrypted, tls_error
 from zarrfs.net.transport import Connection
 
 _IDLE = 15.0  # seconds for which an idle connection is kept, and between two searches for older ones
@@ -41,7 +40,7 @@ class Server:
         self.scheme, self.name, self.port, self.guarded = scheme, name, port, guarded
         self.tls, self.proxy = tls, proxy
         # whether requests are sent to the proxy itself, rather than through a tunnel to the server
-        self.forwarded = proxy is not None and not proxy.is_socks and scheme == "http"
+        self.forwarded = proxy is not None and scheme == "http"
         self.host = f"[{name.partition('%')[0]}]" if ":" in name else name
         if port != (443 if scheme == "https" else 80):
             self.host += f":{port}"
@@ -60,7 +59,7 @@ class Server:
         connection = Connection(await self._socket(where, patience), False)
         try:
             if self.proxy is not None:
-                connection = await self._through(self.proxy, connection, where, patience)
+                await self._through(self.proxy, connection, where, patience)
             if self.scheme == "https":
                 try:
                     secure = await encrypted(connection.sock, self.tls, self.name, where, self._session)
@@ -72,25 +71,18 @@ class Server:
             raise
         return connection
 
-    async def _through(self, proxy: Proxy, connection: Connection, where: str, patience: float) -> Connection:
-        """Return a connection to the server through one to its proxy, or to the proxy if that forwards requests."""
+    async def _through(self, proxy: Proxy, connection: Connection, where: str, patience: float) -> None:
+        """Make the proxy connect to the server, unless it forwards requests."""
+        if self.forwarded:
+            return
         patience *= 0.9  # fail before the timeout of the request, whose message would not name the proxy
         try:
-            with contextlib.ExitStack() as closing, trio.fail_after(patience):
-                if proxy.scheme == "https":
-                    connection = Connection(await encrypted(connection.sock, Tls(), proxy.host, where), True)
-                    closing.callback(connection.close)  # the caller can close only the old socket, which is detached
-                if not self.forwarded:
-                    await tunnel(connection, proxy, self.name, self.port, where, self.guarded)
-                closing.pop_all()
+            with trio.fail_after(patience):
+                await tunnel(connection, proxy, self.name, self.port, where)
         except trio.TooSlowError as exc:
             raise Transient(f"{proxy}: no answer within {patience:g} s") from exc
-        except ssl.SSLCertVerificationError as exc:
-            raise ReadError(where, f"{proxy}: {certificate_refused(exc.verify_message)}") from exc
         except OSError as exc:
-            reason = tls_reason(exc, "it") if isinstance(exc, ssl.SSLError) else exc.strerror or exc
-            raise Transient(f"{proxy}: {reason}") from exc
-        return connection
+            raise Transient(f"{proxy}: {exc.strerror or exc}") from exc
 
     async def get_ready(self, where: str) -> None:
         """Load the certificates that the first connection needs."""
@@ -100,7 +92,7 @@ class Server:
     def close(self, connection: Connection) -> None:
         """Close a connection that has received an answer, and keep its TLS session for the next connection."""
         if self.scheme == "https":
-            assert isinstance(connection.sock, ssl.SSLSocket | TlsInTls)
+            assert isinstance(connection.sock, ssl.SSLSocket)
             self._session = connection.sock.context, connection.sock.session
         connection.close()
 

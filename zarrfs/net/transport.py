@@ -19,7 +19,7 @@ import trio
 from zarrfs.net import messages
 from zarrfs.net.messages import CHUNKED, LINE_MAX, TO_THE_END, BadAnswer, Head
 from zarrfs.net.responses import Transient
-from zarrfs.net.tls import WAITS, TlsInTls
+from zarrfs.net.tls import WAITS
 from zarrfs.system.buffers import Buffer, unfilled
 
 _FIRST = 16 << 10  # bytes that are received in one call until the body begins
@@ -44,7 +44,7 @@ class Connection:
 
     __slots__ = ("ahead", "sock", "steps", "tls")
 
-    def __init__(self, sock: socket.socket | TlsInTls, tls: bool) -> None:
+    def __init__(self, sock: socket.socket, tls: bool) -> None:
         self.sock, self.tls = sock, tls
         self.ahead = b""  # bytes that were received after the head
         self.steps = 0  # since the connection last waited
@@ -190,9 +190,8 @@ class Connection:
 
     def is_quiet(self) -> bool:
         """Return whether the server has neither sent data nor closed the connection, so that it can be used again."""
-        beneath = self.sock.outer if isinstance(self.sock, TlsInTls) else self.sock
         try:
-            socket.socket.recv(beneath, 1, socket.MSG_PEEK)  # for TLS, peek at the encrypted bytes
+            socket.socket.recv(self.sock, 1, socket.MSG_PEEK)  # for TLS, peek at the encrypted bytes
         except BlockingIOError:
             return True
         except OSError:
@@ -298,7 +297,7 @@ class Body:
         return await connection.receive_of_body(most)
 
 
-def _available(sock: socket.socket | TlsInTls) -> int:
+def _available(sock: socket.socket) -> int:
     """Return how many bytes can be received now."""
     found: int = struct.unpack("i", fcntl.ioctl(sock, termios.FIONREAD, bytes(4)))[0]
     return found

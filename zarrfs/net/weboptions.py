@@ -19,7 +19,7 @@ from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import names
 from zarrfs.errors import ReadError
 from zarrfs.net.addresses import literal
-from zarrfs.net.proxies import LOGIN_MAX, PORTS, Proxy
+from zarrfs.net.proxies import Proxy
 from zarrfs.net.tls import Tls
 
 log = logging.getLogger(__name__)
@@ -154,34 +154,29 @@ def proxy_of(options: WebOptions, scheme: str, host: str, where: str) -> Proxy |
     if not url:
         return None
     try:
-        proxy = _parsed_proxy(url, named, options.proxy_user)
+        proxy, user, password = _parsed_proxy(url, named, options.proxy_user)
     except ValueError as exc:
         raise ReadError(where, str(exc)) from exc
-    if proxy.is_socks:
-        return proxy
     own = options.proxy_lines
-    if proxy.user and "proxy-authorization" not in own.lower():
-        own += lines({"Proxy-Authorization": basic(proxy.user, proxy.password)})
+    if user and "proxy-authorization" not in own.lower():
+        own += lines({"Proxy-Authorization": basic(user, password)})
     return proxy._replace(lines=own)
 
 
-def _parsed_proxy(url: str, named: str, login: tuple[str, str] | None = None) -> Proxy:
-    """Parse the URL of a proxy, with the user and password in it or those of `login`.
+def _parsed_proxy(url: str, named: str, login: tuple[str, str] | None = None) -> tuple[Proxy, str, str]:
+    """Return (the proxy, user, password) of its URL; a `login` takes the place of that in the URL.
 
     Raise ValueError, whose text does not show the password; `named` is the option or variable with the URL.
     """
-    rule = "it must be http://, https://, socks5:// or socks5h:// with HOST:PORT"
+    rule = "it must be http:// with HOST:PORT"
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         # with such a character in it, a part of the password would be taken for a port, or ignored
         if "@" in parts.path + parts.query + parts.fragment:
             rule = "/, ? and # in its user and password must be written as %2F, %3F and %23"
-        elif parts.scheme in PORTS and parts.hostname:
+        elif parts.scheme == "http" and parts.hostname:
             user, password = login or (unquote(parts.username or ""), unquote(parts.password or ""))
-            found = Proxy(parts.scheme, parts.hostname, parts.port or PORTS[parts.scheme], "", user, password)
-            if not found.is_socks or max(len(user.encode()), len(password.encode())) <= LOGIN_MAX:
-                return found
-            rule = f"user or password is longer than {LOGIN_MAX} bytes, which SOCKS5 does not have"
+            return Proxy(parts.hostname, parts.port or 80, ""), user, password
     except ValueError:  # its text may show the password
         rule = "its host or port is invalid"
     raise ValueError(f"{named}{shown_proxy(url)}: the proxy cannot be used: {rule}")
