@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -204,7 +205,7 @@ def test_a_killed_daemon_gives_the_command_errors_and_leaves_nothing(place: Plac
     until(lambda: not alive(pid))
     go.write_text("go\n")
     assert process.wait(60) == 1
-    assert "not connected" in process.stderr.read()
+    assert re.search("not connected|connection abort", process.stderr.read())  # its last threads may still end
     until(place.clean)
 
 
@@ -223,7 +224,7 @@ def test_the_command_reads_again_after_a_restart_of_its_mount(place: Place) -> N
     assert run("mount", SOURCE, mountpoint).returncode == 0
     go.write_text("go\n")
     out, err = process.communicate(timeout=60)
-    assert "not connected" in err
+    assert re.search("not connected|connection abort", err)
     assert (process.returncode, out) == (0, (SOURCE / ".zgroup").read_text())
     until(place.clean)
 
