@@ -276,8 +276,7 @@ def test_copies_and_checks_take_one_request_per_value(
             assert done.returncode == 0, done.stderr
 
     requests = served.during(action)
-    # a directory is now and then listed twice: up to 7 requests of 109 more were seen
-    listings = 2 * CHUNKS + 12 if kind.startswith("listing") else 0
+    listings = 2 * CHUNKS + 2 if kind.startswith("listing") else 0
     assert len(requests) <= VALUES + OTHERS + listings, unusual(requests)
     if tool != "check":
         original = {path.relative_to(tmp_path / "copy") for path in (tmp_path / "copy").rglob("c/*/0/0")}

@@ -255,10 +255,14 @@ class FsspecStore(Store):
         flat = await self.is_flat()
         if self._walked >= _WALK and not self.immutable and not flat:
             self._list_ahead(prefix)
-        found = self.names.listing(prefix)
-        return await self._request_listing(prefix) if found is None else found
+        return await self._complete(prefix)
 
-    async def _request_listing(self, prefix: str) -> Listing | None:
+    async def _complete(self, prefix: str) -> Listing | None:
+        """Return the listing of a directory, requested unless it is known; None if the server shows no listing."""
+        found = self.names.listing(prefix)
+        if found is not None:
+            return found
+
         async def ask() -> Listing | None:
             return await (self._list_flat(prefix) if await self.is_flat() else self._list_alone(prefix))
 
@@ -533,7 +537,7 @@ class FsspecStore(Store):
 
     async def _one_ahead(self, key: str) -> None:
         try:
-            await self._request_listing(key)
+            await self._complete(key)  # a reader may have listed it before this task began
         except (StoreError, ReadError) as exc:  # a reader of that directory will get the error
             log.debug("%s", exc)
             self._walked = 0
