@@ -26,10 +26,11 @@ def daemon_pid(mountpoint: Path) -> int:
 
 
 def alive(pid: int) -> bool:
-    """Return whether a process exists and is not a zombie."""
+    """Return whether a process exists and has a thread that has not ended: until then its descriptors are open."""
     try:
         with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
+            state = file.read().rpartition(")")[2].split()[0]
+        return state != "Z" or len(os.listdir(f"/proc/{pid}/task")) > 1
     except (FileNotFoundError, ProcessLookupError):  # the process ended, before the open or after it
         return False
 

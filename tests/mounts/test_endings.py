@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -224,7 +225,7 @@ def test_two_simultaneous_unmounts_both_succeed(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_daemon_without_free_descriptors_survives_sigterm(tmp_path: Path) -> None:
-    """To unmount, the daemon has to open the mount table and to look for users of the mount."""
+    """To unmount, the daemon has to open the mount table and to look for users of the mount, and can do neither."""
     (tmp_path / "store/a").mkdir(parents=True)
     for number in range(100):
         (tmp_path / f"store/a/{number}").write_text(str(number))
@@ -240,7 +241,10 @@ def test_a_daemon_without_free_descriptors_survives_sigterm(tmp_path: Path) -> N
 
         with pytest.raises(OSError, match="Too many open files"):
             open_all()
-        os.kill(daemon_pid(tmp_path / "mnt"), signal.SIGTERM)
-        until(lambda: log.exists() and ": cannot unmount: " in log.read_text())
+        pid = daemon_pid(tmp_path / "mnt")
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (8, 70))  # an open needs two descriptors: one may be free
+        os.kill(pid, signal.SIGTERM)
+        until(lambda: log.exists() and "cannot unmount: too many open files" in log.read_text())
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (70, 70))
     assert (tmp_path / "mnt/a/7").read_text() == "7"
     assert run("umount", tmp_path / "mnt").returncode == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
-import re
 import signal
 import subprocess
 import sys
@@ -205,7 +204,7 @@ def test_a_killed_daemon_gives_the_command_errors_and_leaves_nothing(place: Plac
     until(lambda: not alive(pid))
     go.write_text("go\n")
     assert process.wait(60) == 1
-    assert re.search("not connected|connection abort", process.stderr.read())  # its last threads may still end
+    assert "not connected" in process.stderr.read()
     until(place.clean)
 
 
@@ -224,7 +223,7 @@ def test_the_command_reads_again_after_a_restart_of_its_mount(place: Place) -> N
     assert run("mount", SOURCE, mountpoint).returncode == 0
     go.write_text("go\n")
     out, err = process.communicate(timeout=60)
-    assert re.search("not connected|connection abort", err)
+    assert "not connected" in err
     assert (process.returncode, out) == (0, (SOURCE / ".zgroup").read_text())
     until(place.clean)
 
