@@ -24,7 +24,7 @@ _NAMED = 5  # kinds of failures named in the line about suppressed failures
 
 
 class _Which(NamedTuple):
-    """What makes two failures the same."""
+    """The operation, key, errno and exception type of a failure. Failures that agree in all four are the same."""
 
     operation: str
     key: str
@@ -53,9 +53,9 @@ class Failures:
         self._suppressed_since = 0.0
 
     def add(self, operation: str, key: str, errno: str, kind: str, text: str) -> bool:
-        """Count a failure by the name of its errno, and log `text` unless it is suppressed; return whether it was.
+        """Count a failure, and log `text` unless it is suppressed; return whether it was logged.
 
-        Failures with the same operation, key and exception type `kind` are the same.
+        `errno` is the name of the errno, `kind` the exception type.
         """
         self.counts[errno] += 1
         which = _Which(operation, key, errno, kind)

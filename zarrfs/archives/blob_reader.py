@@ -22,7 +22,7 @@ import trio
 from zarrfs.archives.blobrefs import canonical, hash_of
 from zarrfs.archives.source_kinds import FLUX
 from zarrfs.cache.directory import BLOBS, CacheDirectory
-from zarrfs.cache.memory import BlockCache
+from zarrfs.cache.memory import BlockCache, arrived
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import for_each
 from zarrfs.config.options import Options
@@ -79,7 +79,9 @@ class BlobReader(TargetReader):
         self._disk: CacheDirectory | None = None
         if remote and options.cache_dir is not None:
             self._disk = CacheDirectory(options.cache_dir, options.cache_size)
-            self._places.insert(remote[0], self._place(os.path.join(options.cache_dir, BLOBS))._replace(kind=_CACHE))
+            cached = self._place(os.path.join(options.cache_dir, BLOBS))
+            fetch = functools.partial(self._from_cache, self._disk, cached.fetch)
+            self._places.insert(remote[0], cached._replace(kind=_CACHE, fetch=fetch))
         # blobs are cached here, and their blocks nowhere; with several places, the next one is tried in an outage
         self._options = dataclasses.replace(
             options, cache_dir=None, memory_limit=memory_limit(options) // 4,
@@ -137,13 +139,7 @@ class BlobReader(TargetReader):
             if ahead is None:
                 break
             started.append(ahead)
-        try:
-            for ahead in started:
-                await ahead.done.wait()
-        finally:
-            for ahead in started:
-                if not ahead.done.is_set():
-                    ahead.drop()
+        await arrived(started)
 
     async def size(self, url: str, begin: bool = False) -> int:
         return _split(url)[1]
@@ -256,10 +252,14 @@ class BlobReader(TargetReader):
     # -- places
 
     async def _from_directory(self, directory: str, blobref: str, size: int) -> Buffer:
-        if self._disk is not None and directory == os.path.join(os.path.abspath(self._disk.path), BLOBS):
-            self._disk.touch(BLOBS, blobref)
         path = f"{directory}/{blobref}"
         return await trio.to_thread.run_sync(_read_file, path, size, limiter=self._threads, abandon_on_cancel=True)
+
+    async def _from_cache(
+        self, disk: CacheDirectory, fetch: Callable[[str, int], Awaitable[Buffer]], blobref: str, size: int
+    ) -> Buffer:  # fmt: skip
+        disk.touch(BLOBS, blobref)
+        return await fetch(blobref, size)
 
     async def _from_flux(self, blobref: str, size: int) -> Buffer:
         if self._flux is None:

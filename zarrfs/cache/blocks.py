@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from zarrfs.cache.block_request import Block, BlockOnDisk, BlockRequest
-from zarrfs.cache.memory import Ahead, BlockCache
+from zarrfs.cache.memory import Ahead, BlockCache, arrived
 from zarrfs.cache.pins import Pins, Target
 from zarrfs.cache.runs import Runs
 from zarrfs.config.options import Options
@@ -204,12 +204,8 @@ class Blocks:
             else:
                 self._leave(leases.pop(one.key, None))
         try:
-            for ahead in started:
-                await ahead.done.wait()
+            await arrived(started)
         finally:
-            for ahead in started:
-                if not ahead.done.is_set():
-                    ahead.drop()
             for one in wanted if leases else ():  # leases of fetches that were cancelled before they began
                 self._leave(leases.pop(one.key, None))
 

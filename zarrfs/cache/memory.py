@@ -7,7 +7,7 @@ evicted before all others.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Awaitable, Callable, Hashable, Sized
+from collections.abc import Awaitable, Callable, Hashable, Sequence, Sized
 from typing import Generic, TypeVar
 
 import trio
@@ -45,6 +45,17 @@ class Ahead:
     def drop(self) -> None:
         """Cancel the fetch unless a reader waits for it; evict the block soon if no reader has read it. Call once."""
         self._leave()
+
+
+async def arrived(several: Sequence[Ahead]) -> None:
+    """Wait until all these blocks have arrived or failed. When cancelled, drop those that are on their way."""
+    try:
+        for ahead in several:
+            await ahead.done.wait()
+    finally:
+        for ahead in several:
+            if not ahead.done.is_set():
+                ahead.drop()
 
 
 class BlockCache(Generic[V]):

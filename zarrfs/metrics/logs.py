@@ -71,7 +71,7 @@ class _Queue(QueueHandler):
         self.setFormatter(_Message())
         self._target = target
         self._thread: threading.Thread | None = None
-        self.lost = self._reported = 0  # lines
+        self.lost = 0  # lines
         target.handleError = self.handleError  # type: ignore[method-assign]
 
     def enqueue(self, record: logging.LogRecord) -> None:
@@ -102,13 +102,15 @@ class _Queue(QueueHandler):
             self._thread = None
 
     def _run(self) -> None:
+        reported = 0  # lost lines that the log tells of
         while (record := self._records.get()) is not None:
             lost = self.lost
             self._target.handle(record)
-            if lost == self.lost != self._reported:
-                text = f"{lost - self._reported:,} lines of the log are lost: they could not be written"
-                self._target.handle(logging.makeLogRecord({"levelno": 30, "levelname": "WARNING", "msg": text}))
-                self._reported = lost
+            if lost == self.lost != reported:
+                text = f"{lost - reported:,} lines of the log are lost: they could not be written"
+                self._target.handle(logging.makeLogRecord(
+                    {"levelno": logging.WARNING, "levelname": "WARNING", "msg": text}))  # fmt: skip
+                reported = lost
             self._records.task_done()
         self._records.task_done()
 

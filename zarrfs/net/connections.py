@@ -58,7 +58,7 @@ class Server:
         """
         connection = Connection(await self._socket(where, patience), False)
         try:
-            if self.proxy is not None:
+            if self.proxy is not None and not self.forwarded:
                 await self._through(self.proxy, connection, where, patience)
             if self.scheme == "https":
                 try:
@@ -72,9 +72,7 @@ class Server:
         return connection
 
     async def _through(self, proxy: Proxy, connection: Connection, where: str, patience: float) -> None:
-        """Make the proxy connect to the server, unless it forwards requests."""
-        if self.forwarded:
-            return
+        """Make the proxy at the other end of `connection` connect to the server."""
         patience *= 0.9  # fail before the timeout of the request, whose message would not name the proxy
         try:
             with trio.fail_after(patience):

@@ -137,7 +137,7 @@ class RequestQueue:
     async def connect(self, where: str, connect: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `connect`, which connects to `where`; retry its failures as those of a request."""
         server = self._unreached.pop(where, None) or _Server(where)
-        want = _Want(None, where, call=connect)
+        want = _Want(None, where)
         try:
             with trio.CancelScope(deadline=trio.current_time() + self._options.read_timeout):
                 found: T = await self._attempts(server, [want], 0, connect)
@@ -337,11 +337,11 @@ class RequestQueue:
         self._requests += 1
         server.requests += 1
         sent = trio.current_time()
-        if first.system is None or first.call is not None:
-            assert first.call is not None
-            found = await first.call()
+        if first.call is not None:
+            answer = await first.call()
             self._latency.add(trio.current_time() - sent)
-            return found
+            return answer
+        assert first.system is not None
         found = await first.system.fetch(first.path, first.start, stop)
         self._latency.add(trio.current_time() - sent)
         self._bytes += len(found.data)
