@@ -138,7 +138,7 @@ class UnlistedStore(WrappingStore):
         return self._lists and (await self._store.is_flat() or await self._shown(prefix) is not None)
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
-        # where the server does not list: documents and nodes, then chunks, both sorted
+        # where the server does not list: documents and nodes, sorted, then chunks in C order
         if self._lists and await self._store.is_flat():
             async for info in self._store.list_dir(prefix, after):
                 yield info

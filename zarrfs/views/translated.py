@@ -9,11 +9,10 @@ its readers could not decode, is an empty directory; left_out() returns the reas
 
 from __future__ import annotations
 
-import bisect
-import contextlib
 import importlib
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+import itertools
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import trio
 
@@ -24,7 +23,7 @@ from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key, spli
 from zarrfs.store.traversal import resolve
 from zarrfs.store.values import BytesValue
 from zarrfs.system.memory import heap
-from zarrfs.views.chunknames import ChunkNames, InnerNames
+from zarrfs.views.chunknames import ChunkNames
 from zarrfs.views.decoded_cache import DecodedCache
 from zarrfs.views.hierarchy import Node, View
 from zarrfs.views.inner_chunks import Range, inner_entry
@@ -37,7 +36,7 @@ from zarrfs.zarr.translation import translate
 if TYPE_CHECKING:
     from zarrfs.views.chunks import Chunks, StoredAt  # imports numpy, which would delay the start of a mount
 
-T = TypeVar("T")
+_Entry = tuple[Iterator[str], Info, bool]  # names in the view, entry in the source, is a directory
 
 _KNOWN = 65_536  # nodes whose documents to remember
 _OPEN = 1024  # arrays whose indexes of shards to remember
@@ -52,7 +51,7 @@ class _TranslatedNode(NamedTuple):
 
     node: Node
     documents: dict[str, bytes]  # by name, sorted; empty if the document of the source is invalid
-    chunks: ChunkNames | InnerNames | None = None  # of an array that the version can express
+    chunks: ChunkNames | None = None  # of an array that the version can express
 
 class _Resolved(NamedTuple):
     """The meaning of a key of the view: a document, the directory of a node, or a chunk (directory) at `source`."""
@@ -150,7 +149,7 @@ class TranslatedView(View):
                 resolved = await self._resolve_key(key)
             except (NotFound, ReadError):
                 continue
-            if resolved.source and not resolved.directory and not isinstance(resolved.translated.chunks, InnerNames):
+            if resolved.source and not resolved.directory and resolved.inner is None:
                 sources.append(resolved.source)
         await self.lower.prefetch(sources)
 
@@ -173,8 +172,7 @@ class TranslatedView(View):
         if translated.chunks is not None:
             source, directory = translated.chunks.source(rest)
             if source is not None:
-                inner = isinstance(translated.chunks, InnerNames) and not directory
-                index = translated.chunks.index(rest) if inner else None
+                index = translated.chunks.index(rest) if translated.chunks.inner and not directory else None
                 return _Resolved(translated, "", _joined(node.chunks, source), directory, rest, index)
         raise NotFound(key)
 
@@ -215,14 +213,12 @@ class TranslatedView(View):
         metadata = node.metadata
         if metadata is None:
             return _TranslatedNode(node, {self._names[0] if node.leaf or self._version == 3 else ".zgroup": b""})
-        chunks: ChunkNames | InnerNames | None = None
+        chunks: ChunkNames | None = None
         if isinstance(metadata, ArrayMetadata):
             translation = translate(metadata, self._version)
             same = self._version == 3 and translation.keys == metadata.keys
             documents = {self._names[0]: (node.text if same else b"") or strict_json(translation.document)}
-            chunks = ChunkNames(metadata, translation.keys)
-            if translation.inner:
-                chunks = InnerNames(metadata, translation.keys, translation.array.grid)
+            chunks = ChunkNames(metadata, translation.keys, translation.inner)
         elif self._version == 3:
             text = b"" if b"consolidated_metadata" in node.text else node.text
             documents = {"zarr.json": text or strict_json(v3.group_json(metadata))}
@@ -286,9 +282,7 @@ class TranslatedView(View):
         for document in documents:
             yield document
 
-    async def _list_array(
-        self, resolved: _Resolved, chunks: ChunkNames | InnerNames, after: str
-    ) -> AsyncIterator[Info]:
+    async def _list_array(self, resolved: _Resolved, chunks: ChunkNames, after: str) -> AsyncIterator[Info]:
         """Yield chunks in the order of the source, and documents: before all chunks in v2, after them in v3."""
         own = self._document_infos(resolved.translated, after) if not resolved.rest else []
         if own and self._version == 2:
@@ -297,94 +291,71 @@ class TranslatedView(View):
             own, after = [], ""
         elif self._version == 2 and after in self._names:
             after = ""
-        if resolved.rest or self._version == 2 or after < "zarr.json":
-            directory = _joined(resolved.translated.node.chunks, chunks.directory(resolved.rest))
-            if isinstance(chunks, ChunkNames):
-                listing = self._list_chunks(directory, resolved, chunks, after)
-            elif chunks.numbers(resolved.rest) is None:
-                listing = self._list_chunks(directory, resolved, chunks.shards, after)
-            else:
-                listing = self._list_inner(directory, resolved, chunks, after)
-            async for info in listing:
+        if resolved.rest or self._version == 2 or after != "zarr.json":
+            async for info in (self._list_inner if chunks.inner else self._list_chunks)(resolved, chunks, after):
                 yield info
         for info in own:
             yield info
 
-    async def _list_chunks(
-        self, directory: str, resolved: _Resolved, chunks: ChunkNames, after: str
-    ) -> AsyncIterator[Info]:
-        """Yield chunks and directories of chunks in a source directory, by their names in the view."""
-        start = chunks.source_name(resolved.rest, after)
-        view_name = chunks.view_names(resolved.rest)
-        async for name, info, is_directory in self._named(directory, resolved.rest, view_name, start or ""):
-            if start is None and name <= after:
-                continue
-            info = _as_chunk_info(info, is_directory)
-            yield info._replace(name=name, links=1 if is_directory else info.links)
+    async def _list_chunks(self, resolved: _Resolved, chunks: ChunkNames, after: str) -> AsyncIterator[Info]:
+        """Yield chunks and directories of chunks."""
+        start = split_key(chunks.source(join_key(resolved.rest, after))[0] or "")[1] if after else ""
+        async for names, info, is_directory in self._entries(resolved, chunks, start):
+            for name in names:
+                yield _as_chunk_info(info, is_directory)._replace(name=name, links=1 if is_directory else info.links)
 
-    async def _list_inner(
-        self, directory: str, resolved: _Resolved, names: InnerNames, after: str
-    ) -> AsyncIterator[Info]:
-        """Yield inner chunks of the shards in a source directory, or directories of them, by their names in the view.
+    async def _list_inner(self, resolved: _Resolved, chunks: ChunkNames, after: str) -> AsyncIterator[Info]:
+        """Yield the inner chunks of the shards in a directory, or directories of them, shard by shard.
 
         Directories are listed by the names in the source alone. To list chunks, the indexes of their shards are read;
         if the index of a shard is damaged, all its chunks are listed, as unreadable.
         """
-        shards = await self._shards_in(directory, names, resolved.rest)
-        chunks, ordered = await self._inner_of(resolved.translated), sorted(shards)
-        at_once = max(1, min(_AT_ONCE, _INDEXES // max(chunks.index_length, 1)))
-        above = names.numbers(resolved.rest) or ()
-        known: set[tuple[int, ...]] = set()
+        start = split_key(chunks.source(join_key(resolved.rest, after))[0] or "")[1] if after else ""
+        shards = [entry async for entry in self._entries(resolved, chunks)]
+        skipped = next((at for at, (_, info, _) in enumerate(shards) if info.name == start), 0)
+        stored = await self._inner_of(resolved.translated)
+        at_once = max(1, min(_AT_ONCE, _INDEXES // max(stored.index_length, 1)))
 
-        async def read_index(shard: tuple[int, ...]) -> None:
-            first = tuple(at * per for at, per in zip(shard, names.per_shard[len(above) :], strict=True))
-            with contextlib.suppress(ReadError):  # raised again when its chunks are listed
-                await chunks.stored_at((*above, *first))
-
-        for name, numbers in names.inner_names(resolved.rest, ordered, after):
-            await trio.lowlevel.checkpoint()
-            shard, index = names.shard_of(numbers, resolved.rest), (*above, *numbers)
-            if len(index) < len(names.per_shard):
-                yield _as_chunk_info(shards[shard], True)._replace(name=name, links=1)
-                continue
-            if shard not in known:
-                start = bisect.bisect_left(ordered, shard)
-                batch = [each for each in ordered[start : start + at_once] if each not in known]
-                known.update(batch)
-                await for_each(read_index, batch)
+        async def read(name: str) -> Info | None:
             try:
-                at = await chunks.stored_at(index)
+                at = await stored.stored_at(chunks.index(join_key(resolved.rest, name)) or ())
             except ReadError as exc:
-                yield Info(name, Kind.FILE, 1, unreadable=exc.reason)
-                continue
-            if at is not None:
-                yield inner_entry(name, at)
+                return Info(name, Kind.FILE, 1, unreadable=exc.reason)
+            return None if at is None else inner_entry(name, at)
 
-    async def _shards_in(self, directory: str, names: InnerNames, rest: str) -> dict[tuple[int, ...], Info]:
-        """Return the shards, or directories of shards, in a source directory, by the numbers in their names."""
-        return {numbers: info async for numbers, info, _ in self._named(directory, rest, names.shard_names(rest))}
+        async def read_first(entry: _Entry) -> None:
+            if not entry[2] and (first := next(chunks.names(resolved.rest, entry[1].name, False) or iter(()), "")):
+                await read(first)
 
-    async def _named(
-        self, directory: str, rest: str, name_of: Callable[[str, bool], T | None], after: str = ""
-    ) -> AsyncIterator[tuple[T, Info, bool]]:
-        """Yield (name, entry, is a directory) for an array's entries in a source directory, with links followed.
+        for first in range(skipped, len(shards), at_once):
+            batch = shards[first : first + at_once]
+            await for_each(read_first, batch)
+            for names, info, is_directory in batch:
+                if start == info.name:
+                    names = itertools.islice(itertools.dropwhile(after.__ne__, names), 1, None)
+                for name in names:
+                    await trio.lowlevel.checkpoint()
+                    if is_directory:
+                        yield _as_chunk_info(info, True)._replace(name=name, links=1)
+                    elif (shown := await read(name)) is not None:
+                        yield shown
 
-        The name is the result of `name_of`; entries without one are left out. `rest` is the view's key of the
-        directory, below the array.
-        """
+    async def _entries(self, resolved: _Resolved, chunks: ChunkNames, after: str = "") -> AsyncIterator[_Entry]:
+        """Yield the entries of chunks, or directories of chunks, in a source directory, with links followed."""
+        directory = _joined(resolved.translated.node.chunks, chunks.source(resolved.rest)[0] or "")
         try:
             async for info in self.lower.list_dir(directory, after):
                 if info.kind is Kind.SYMLINK:
                     info = (await self._linked(join_key(directory, info.name), info))._replace(name=info.name)
                 is_directory = info.kind is Kind.DIRECTORY
-                name = name_of(info.name, is_directory)
-                if name is None and (is_directory or info.unreadable):
+                names = chunks.names(resolved.rest, info.name, is_directory)
+                if names is None and (is_directory or info.unreadable):
                     is_directory = not is_directory  # a directory in place of a chunk, or the reverse
-                    name = name_of(info.name, is_directory)
-                if name is not None:
-                    yield name, info, is_directory
+                    names = chunks.names(resolved.rest, info.name, is_directory)
+                if names is not None:
+                    yield names, info, is_directory
         except NotFound:
-            if rest:
+            if resolved.rest:
                 raise
         except NotDirectory as exc:
             raise ReadError(directory, _FILE_ABOVE) from exc

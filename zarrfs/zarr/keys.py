@@ -9,16 +9,26 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from zarrfs.zarr import DOCUMENTS
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.grid import Grid
 
-_NUMBER = re.compile(r"0|[1-9][0-9]*", re.ASCII)
+_NUMBER = "(0|[1-9][0-9]{0,254})"  # no longer than file names (NAME_MAX)
 _DIGITS = frozenset("0123456789")
-_DIGITS_MAX = 255  # of a number in a key: the limit of file names (NAME_MAX)
-_Part = tuple[str | int, ...]  # one path component of a key: literal text, and axes (as int) whose index is inserted
+
+
+class _Level(NamedTuple):
+    """The form of one path component of chunk keys."""
+
+    texts: tuple[str, ...]  # before, between and after the numbers
+    pattern: re.Pattern[str]  # with a group for each number
+
+    def name(self, numbers: tuple[int, ...]) -> str:
+        """Return the name with `numbers`."""
+        return self.texts[0] + "".join(f"{number}{text}" for number, text in zip(numbers, self.texts[1:], strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,177 +59,81 @@ class KeyTemplate:
         scalar = separator.join(filter(None, (prefix, suffix))) or "0"
         return cls("", prefix and prefix + separator, separator, suffix and separator + suffix, scalar)
 
-    def key(self, index: tuple[int, ...]) -> str:
+    def key(self, index: tuple[int | str, ...]) -> str:
         """Return the key of the chunk at `index`, relative to the array."""
         name = self.prefix + self.separator.join(map(str, index)) + self.suffix if index else self.scalar
         return f"{self.directory}/{name}" if self.directory else name
 
     def index(self, key: str, grid: Grid) -> tuple[int, ...] | None:
         """Return the index of the chunk at `key`; None if the grid has no such chunk. The strict inverse of key()."""
-        if self.directory:
-            directory, key = key[: len(self.directory) + 1], key[len(self.directory) + 1 :]
-            if directory != self.directory + "/":
-                return None
-        if not grid.counts:
-            return () if key == self.scalar else None
-        start, stop = len(self.prefix), len(key) - len(self.suffix)
-        if stop <= start or not key.startswith(self.prefix) or not key.endswith(self.suffix):
-            return None
-        numbers = key[start:stop].split(self.separator)
-        if len(numbers) != len(grid.counts):
-            return None
-        found = []
-        for digits, count in zip(numbers, grid.counts, strict=True):
-            if len(digits) > _DIGITS_MAX or not _NUMBER.fullmatch(digits):
-                return None
-            number = int(digits)
-            if number >= count:
-                return None
-            found.append(number)
-        return tuple(found)
+        numbers = self.numbers(key, grid)
+        return numbers if key and key.count("/") + 1 == self.depth(grid) else None
 
     def is_directory(self, key: str, grid: Grid) -> bool:
         """Return True if `key`, relative to the array, is a directory in the keys of chunks; also for ""."""
-        return self._below(key, grid) is not None
+        return self.numbers(key, grid) is not None and (not key or key.count("/") + 1 < self.depth(grid))
 
     def children(self, directory: str, grid: Grid, after: str = "") -> Iterator[tuple[str, bool]]:
-        """Yield (name, is a directory) of the entries of `directory` in the keys of chunks, sorted, after `after`.
+        """Yield (name, is a directory) of the entries of `directory` in the keys of chunks, in C order, lazily.
 
-        Entries are generated one by one, so that a million chunks need no memory. Yield nothing if is_directory() is
+        `after` is one of the names, after which the listing is resumed, or "". Yield nothing if is_directory() is
         False for `directory`.
         """
-        parts = self._below(directory, grid)
-        if not parts:
+        if not self.is_directory(directory, grid):
             return
-        if not grid.size:  # the directory of the template, such as __zdata__, exists without chunks, too
-            above = f"{directory}/" if directory else ""
-            name = self.directory.removeprefix(above).split("/")[0] if self.directory.startswith(above) else ""
-            if name > after:
-                yield name, True
+        levels, at = _levels(self, len(grid.counts)), directory.count("/") + 1 if directory else 0
+        level, inner = levels[at], at + 1 < len(levels)
+        first = sum(len(above.texts) - 1 for above in levels[:at])
+        counts = grid.counts[first : first + len(level.texts) - 1]
+        if not grid.size and at >= self._above:
             return
-        inner = len(parts) > 1
-        for name in _names(parts[0], grid, after):
-            yield name, inner
+        names = Grid(counts, [1] * len(counts))
+        match = level.pattern.fullmatch(after)
+        start = 0 if match is None else names.number_at(tuple(map(int, match.groups()))) + 1
+        while start < names.size:
+            yield level.name(names.index(start)), inner
+            start += 1
 
-    def _below(self, key: str, grid: Grid) -> tuple[_Part, ...] | None:
-        """Return the path components of chunk keys below the directory `key`; None if it is no such directory."""
-        parts = _parts(self, len(grid.counts))
-        if not key:
-            return parts
-        names = key.split("/")
-        depth = self.directory.count("/") + 1 if self.directory else 0
-        if len(names) >= len(parts) or (len(names) > depth and not grid.size):
+    @property
+    def _above(self) -> int:
+        """The number of path components of the directory."""
+        return self.directory.count("/") + 1 if self.directory else 0
+
+    def depth(self, grid: Grid) -> int:
+        """Return the number of path components of keys."""
+        return len(_levels(self, len(grid.counts)))
+
+    def numbers(self, path: str, grid: Grid) -> tuple[int, ...] | None:
+        """Return the numbers in the key of a chunk or in its first path components; None if no chunk has such a key.
+
+        The directory of the template exists without chunks, too.
+        """
+        levels, names = _levels(self, len(grid.counts)), path.split("/") if path else []
+        if len(names) > len(levels):
             return None
-        if all(_matches(part, name, grid) for part, name in zip(parts, names, strict=False)):
-            return parts[len(names) :]
-        return None
+        found: list[int] = []
+        for level, name in zip(levels, names, strict=False):
+            match = level.pattern.fullmatch(name)
+            if match is None:
+                return None
+            found += map(int, match.groups())
+        inside = all(number < count for number, count in zip(found, grid.counts, strict=False))
+        return tuple(found) if inside and (grid.size or len(names) <= self._above) else None
+
+    def path(self, numbers: tuple[int, ...], depth: int, grid: Grid) -> str:
+        """Return the first `depth` path components of keys, which have `numbers`: the inverse of numbers()."""
+        names, at = [], 0
+        for level in _levels(self, len(grid.counts))[:depth]:
+            start, at = at, at + len(level.texts) - 1
+            names.append(level.name(numbers[start:at]))
+        return "/".join(names)
 
 
 @functools.lru_cache(256)
-def _parts(template: KeyTemplate, ndim: int) -> tuple[_Part, ...]:
+def _levels(template: KeyTemplate, ndim: int) -> tuple[_Level, ...]:
     """Return the path components of the keys of an array with `ndim` dimensions."""
-    tokens: list[str | int] = [template.directory + "/" if template.directory else ""]
-    if ndim:
-        tokens.append(template.prefix)
-        for axis in range(ndim):
-            tokens += [template.separator, axis] if axis else [axis]
-        tokens.append(template.suffix)
-    else:
-        tokens.append(template.scalar)
-    parts: list[list[str | int]] = [[]]
-    for token in tokens:
-        if isinstance(token, int):
-            parts[-1].append(token)
-            continue
-        for number, text in enumerate(token.split("/")):
-            if number:
-                parts.append([])
-            if text and parts[-1] and isinstance(parts[-1][-1], str):
-                parts[-1][-1] += text
-            elif text:
-                parts[-1].append(text)
-    return tuple(map(tuple, parts))
-
-
-def _matches(part: _Part, name: str, grid: Grid) -> bool:
-    """Return True if `name` has the form of `part`, with numbers inside the grid."""
-    at = 0
-    for token in part:
-        if isinstance(token, str):
-            if not name.startswith(token, at):
-                return False
-            at += len(token)
-            continue
-        match = _NUMBER.match(name, at)
-        if match is None or match.end() - at > _DIGITS_MAX or int(match[0]) >= grid.counts[token]:
-            return False
-        at = match.end()
-    return at == len(name)
-
-
-def _names(part: _Part, grid: Grid, after: str, head: str = "") -> Iterator[str]:
-    """Yield the names of the form `head` + `part` that sort after `after`, in code point order."""
-    if part and isinstance(part[0], str):
-        head, part = head + part[0], part[1:]
-    if not part:
-        if head > after:
-            yield head
-        return
-    axis, rest = part[0], part[1:]
-    text = rest[0] if rest and isinstance(rest[0], str) else ""
-    numbers = sorted_numbers(head, text, grid.counts[int(axis)], after)
-    if len(rest) <= (1 if text else 0):
-        for number in numbers:
-            name = f"{head}{number}{text}"
-            if name > after:
-                yield name
-    else:
-        for number in numbers:
-            yield from _names(rest, grid, after, f"{head}{number}")
-
-
-def sorted_numbers(
-    head: str, text: str, count: int, after: str, has: Callable[[int, int], bool] | None = None
-) -> Iterator[int]:
-    """Yield the numbers below `count`, sorted by the names head + number + text..., that follow `after`.
-
-    The numbers are walked as a tree (12 is a child of 1). A subtree whose names all sort before `after` is skipped, so
-    that resuming a long listing is cheap; a few earlier numbers remain, and the caller has to compare their names. A
-    subtree without wanted numbers is skipped, too: has(start, stop) returns whether a number in [start, stop) is
-    wanted. None means that all are.
-    """
-
-    def wanted(number: int) -> bool:  # whether `number`, or a number that begins with its digits, is wanted
-        assert has is not None
-        start, stop = number, number + 1
-        while start < count:
-            if has(start, stop):
-                return True
-            if not number:
-                return False
-            start, stop = start * 10, stop * 10
-        return False
-
-    parent_first = text[:1] < "0"  # 1 precedes 12 because "1." < "12."
-    stack = [(number, False) for number in range(min(10, count) - 1, -1, -1)]
-    while stack:
-        number, children_done = stack.pop()
-        if children_done:
-            yield number
-            continue
-        name = f"{head}{number}"
-        if name < after and not after.startswith(name):
-            continue  # every name that begins with `name` is less than `after`, too
-        if has is not None and not wanted(number):
-            continue
-        if has is None or has(number, number + 1):
-            if parent_first:
-                yield number
-            else:
-                stack.append((number, True))
-        if number and number * 10 < count:
-            stop = min(number * 10 + 10, count)
-            stack += [(child, False) for child in range(stop - 1, number * 10 - 1, -1)]
+    parts = [tuple(part.split("\0")) for part in template.key(("\0",) * ndim).split("/")]
+    return tuple(_Level(texts, re.compile(_NUMBER.join(map(re.escape, texts)), re.ASCII)) for texts in parts)
 
 
 V0 = KeyTemplate("__zdata__", suffix=".blosc")

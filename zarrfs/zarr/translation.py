@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 from zarrfs.zarr import dtypes, v2, v3
 from zarrfs.zarr.dtypes import DataType
 from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.keys import KeyTemplate
 from zarrfs.zarr.model import SHARDING, ArrayMetadata
@@ -25,10 +26,9 @@ LAYOUT = "zarrfs.dtype"  # the attribute with the dtype, in the notation of v2, 
 class Translation(NamedTuple):
     """An array as it appears in Zarr v2 or v3."""
 
-    array: ArrayMetadata  # as the view shows it
     document: dict[str, JSON]  # the members of its document, `.zarray` or `zarr.json`
     keys: KeyTemplate  # of its chunks
-    inner: bool = False  # its chunks are the inner chunks of shards
+    inner: Grid | None = None  # of its chunks, if these are the inner chunks of shards
 
 
 def translate(array: ArrayMetadata, version: Version) -> Translation:
@@ -41,16 +41,16 @@ def translate(array: ArrayMetadata, version: Version) -> Translation:
             problem = str(exc)
     inner = _inner(array) if version == 2 else None
     if inner is not None and not misread_codec(inner, version):
-        return _translation(inner, version, inner=True)
+        return _translation(inner, version)._replace(inner=inner.grid)
     raise MetadataError(problem)
 
 
 # -- helpers
 
 
-def _translation(array: ArrayMetadata, version: Version, inner: bool = False) -> Translation:
+def _translation(array: ArrayMetadata, version: Version) -> Translation:
     module = v3 if version == 3 else v2
-    return Translation(array, module.array_json(array), module.chunk_keys(array), inner)
+    return Translation(module.array_json(array), module.chunk_keys(array))
 
 
 def _opaque(array: ArrayMetadata) -> ArrayMetadata:
