@@ -252,15 +252,23 @@ class _Copier:
         return missing
 
     def _open(self, folder: Folder) -> int | None:
-        """Open a directory; return None if it cannot be, which is reported once."""
-        if folder.failed:
-            return None
-        try:
-            return self._target.open(folder)
-        except (ZarrfsError, OSError) as exc:
-            folder.failed = True
-            self._fail(folder.key, exc)
-            return None
+        """Open a directory; return None if it, or one above it, cannot be, which is reported once."""
+        chain = [folder]
+        while (above := chain[-1].parent) is not None and above.names is None:
+            chain.append(above)
+        found = None
+        for one in reversed(chain):
+            if found is not None:
+                os.close(found)
+            if one.failed:
+                return None
+            try:
+                found = self._target.enter(one)
+            except (ZarrfsError, OSError) as exc:
+                one.failed = True
+                self._fail(one.key, exc)
+                return None
+        return found
 
     def _local_parts(self, folder: Folder, items: Sequence[_Item]) -> dict[str, list[Part] | None]:
         names = [item.info.name for item in items if item.parts is None and item.info.kind is Kind.FILE]
@@ -332,11 +340,15 @@ class _Copier:
     def _finish(self) -> None:
         for folder in reversed(self._folders):
             trio.from_thread.check_cancelled()
-            if folder.wanted and not folder.failed:
+            if not folder.wanted or (folder.names is None and not folder.own):
+                continue  # another share makes it
+            if (directory := self._open(folder)) is not None:
                 try:
-                    self._target.finish(folder)
-                except (ZarrfsError, OSError) as exc:
+                    self._target.finish(directory, folder)
+                except OSError as exc:
                     self._fail(folder.key, exc)
+                finally:
+                    os.close(directory)
 
     # -- bytes that must be fetched
 
@@ -369,7 +381,7 @@ class _Copier:
 
     @contextlib.contextmanager
     def _entered(self, folder: Folder) -> Iterator[int]:
-        directory = self._target.open(folder)
+        directory = self._target.enter(folder)
         try:
             yield directory
         finally:

@@ -7,7 +7,6 @@ may call them.
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import errno
 import os
@@ -27,7 +26,7 @@ _FATAL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errn
 _RWX = stat.S_IRWXU
 _PIECE = 1 << 20
 # of a name that was free when its directory was listed
-_TAKEN = "has appeared meanwhile: another process writes there, or the file system holds it for another name"
+_TAKEN = "its name is taken: the file system folds it into that of another entry, or another process writes there"
 
 
 class InTheWay(ZarrfsError):
@@ -50,15 +49,14 @@ class Existing(enum.Enum):
 class Folder:
     """A directory of the copy, made when its first entry is written."""
 
-    __slots__ = ("failed", "info", "key", "made", "names", "own", "parent", "wanted")
+    __slots__ = ("failed", "info", "key", "names", "own", "parent", "wanted")
 
     def __init__(self, key: str, info: Info, parent: Folder | None, own: bool) -> None:
         self.key, self.info, self.parent = key, info, parent
         self.own = own  # whether this run makes it even if it is empty
         self.wanted = False  # whether it, or an entry below it, was selected
-        self.made = False  # whether this run made it
         self.failed = False  # whether it cannot be made
-        self.names: frozenset[str] | None = None  # of entries that were there before; None: not listed yet
+        self.names: frozenset[str] | None = None  # of entries that were there before; None: not entered yet
 
     def want(self) -> None:
         """Mark the directory and its parents as wanted."""
@@ -120,68 +118,58 @@ class TargetDirectory:
 
     # -- directories
 
-    def open(self, folder: Folder) -> int:
-        """Return an O_PATH descriptor of `folder`, made with its parents if missing. Raise OSError, InTheWay."""
-        missing: list[Folder] = []
-        at = folder
-        while True:
+    def enter(self, folder: Folder) -> int:
+        """Return an O_PATH descriptor of `folder`, whose parent has been entered; the first time, make it or list it.
+
+        Raise OSError, InTheWay.
+        """
+        above = folder.parent
+        if folder.names is not None or above is None:
+            found = self._base.directory(os.fsencode(folder.key))
+        else:
+            within = self._base.directory(os.fsencode(above.key))
             try:
-                found = self._base.directory(os.fsencode(at.key))
-                break
-            except (FileNotFoundError, NotADirectoryError):
-                if at.parent is None:
-                    raise
-                missing.append(at)
-                at = at.parent
-        for below in reversed(missing):
-            above = found
-            try:
-                found = self._create(above, below)
+                found = self._make_in(within, above, folder)
             finally:
-                os.close(above)
+                os.close(within)
         if folder.names is None:
-            if folder.made:
-                folder.names = frozenset()
-            else:
+            try:
+                names = _permitted(folder, found, lambda: os.listdir(f"/proc/self/fd/{found}"))
                 remove_abandoned(found)
-                folder.names = frozenset(os.listdir(f"/proc/self/fd/{found}"))
+                folder.names = frozenset(names)
+            except BaseException:
+                os.close(found)
+                raise
         return found
 
-    def _create(self, above: int, folder: Folder) -> int:
+    def _make_in(self, within: int, above: Folder, folder: Folder) -> int:
+        """Open a directory in the open directory `within`; make it first if it is missing."""
         name = os.fsencode(folder.info.name)
-        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        # without a mode in the store, the umask decides; otherwise finish() sets it
+        mode = 0o777 if folder.info.mode is None else 0o700
         try:
-            # without a mode in the store, the umask decides; otherwise set_attributes() sets it at the end
-            mode = 0o777 if folder.info.mode is None else 0o700
-            _permitted(folder.parent, above, lambda: os.mkdir(name, mode, dir_fd=above))
-            folder.made = True
+            _permitted(above, within, lambda: os.mkdir(name, mode, dir_fd=within))
         except FileExistsError:
-            with contextlib.suppress(NotADirectoryError):
-                return os.open(name, flags, dir_fd=above)  # another share has made it
+            if not above.has(folder.info.name) and folder.info.name not in os.listdir(f"/proc/self/fd/{within}"):
+                raise InTheWay(_TAKEN) from None
+        try:
+            return os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=within)
+        except NotADirectoryError:
             if not self._overwrite:
                 raise InTheWay("is there already, and is no directory: see --overwrite") from None
-            os.unlink(name, dir_fd=above)
-            return self._create(above, folder)
-        return os.open(name, flags, dir_fd=above)
+        _permitted(above, within, lambda: os.unlink(name, dir_fd=within))
+        return self._make_in(within, above, folder)
 
-    def finish(self, folder: Folder) -> None:
-        """Set the mode and time of a complete directory, unless it is left to another share."""
-        try:
-            handle = self.open(folder) if folder.own else self._base.directory(os.fsencode(folder.key))
-        except FileNotFoundError:
+    def finish(self, directory: int, folder: Folder) -> None:
+        """Set the mode and time of a complete directory. Raise OSError."""
+        status, info = os.fstat(directory), folder.info
+        if folder.parent is None and (info.mode is None or not (self._root_made or _recognised(status, info))):
             return
-        try:
-            status, info = os.fstat(handle), folder.info
-            mode = stat.S_IMODE(status.st_mode)
-            if folder.parent is None and (info.mode is None or not (self._root_made or _recognised(status, info))):
-                return
-            here = f"/proc/self/fd/{handle}"
-            if info.mtime_ns is not None:
-                os.utime(here, ns=(info.mtime_ns, info.mtime_ns))
-            if info.mode is not None and info.mode != mode:
-                os.chmod(here, info.mode)
-        finally:
-            os.close(handle)
+        here = f"/proc/self/fd/{directory}"
+        if info.mtime_ns is not None:
+            os.utime(here, ns=(info.mtime_ns, info.mtime_ns))
+        if info.mode is not None and info.mode != stat.S_IMODE(status.st_mode):
+            os.chmod(here, info.mode)
 
     # -- entries
 
