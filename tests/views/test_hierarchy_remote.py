@@ -19,7 +19,7 @@ from tests.store.contract import keys
 from tests.views.arraystores import items_of, read_array
 from tests.views.viewstores import GROUP_2, GROUP_3, v2, v3, written
 from zarrfs.config.options import Options
-from zarrfs.errors import AccessDenied, ReadError
+from zarrfs.errors import AccessDenied, ReadError, TargetChanged
 from zarrfs.sources import open_source
 from zarrfs.store.api import Info
 from zarrfs.store.directory import FileSystemStore
@@ -41,7 +41,7 @@ async def pass_seconds(clock: MockClock) -> None:
     await trio.sleep(0.15)
 
 
-def test_consolidated_metadata_is_read_again_when_it_changes(faulty: Faulty) -> None:
+def test_chunks_are_errors_when_consolidated_metadata_has_changed(faulty: Faulty) -> None:
     faulty.put("/s/.zgroup", GROUP_2)
     faulty.put("/s/.zmetadata", metadata(a=json.loads(v2(dimension_separator="."))))
     clock = MockClock(rate=1.0)
@@ -57,7 +57,9 @@ def test_consolidated_metadata_is_read_again_when_it_changes(faulty: Faulty) -> 
             changed = json.loads(v2(dimension_separator=".", shape=[1000, 20]))
             faulty.put("/s/.zmetadata", metadata(a=changed), tag="2")
             await pass_seconds(clock)
-            assert json.loads(bytes(await view.get("a/.zarray")))["shape"] == [1000, 20]
+            assert json.loads(bytes(await view.get("a/.zarray")))["shape"] != [1000, 20]
+            with pytest.raises(TargetChanged, match="a has changed"):
+                await view.get("a/0.0")
         finally:
             await view.aclose()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from tests.conftest import DATA
 from tests.sources.zarrstores import tree_of
 from tests.store.contract import Tree, keys, listed
 from tests.views.viewstores import GROUP_2, indexed, v0, v1, v2, v3, viewed, written
-from zarrfs.errors import NotFound, ReadError
+from zarrfs.errors import NotFound, ReadError, TargetChanged
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.views.translated import TranslatedView
 
@@ -138,27 +139,34 @@ def test_a_bad_document_is_an_error_for_its_node_alone(tmp_path: Path, name: str
     on_view(tmp_path, tree, version, check)
 
 
-def test_changes_of_the_source_show_in_the_view(tmp_path: Path) -> None:
-    base = written(tmp_path, {"a/.zarray": v2(), "a/0.0": b"1"})
+@pytest.mark.parametrize("change", ["document", "removed"])
+def test_chunks_of_an_array_whose_document_has_changed_are_errors_until_a_new_view(
+    tmp_path: Path, change: str
+) -> None:
+    """A removed array is an error, too: its chunks would be read as fill values."""
+    base = written(tmp_path, {"a/.zarray": v2(), "a/0.0": b"1", "b/.zarray": v2(), "b/0.0": b"2"})
 
     async def main() -> None:
         view = TranslatedView(FileSystemStore(str(base)), 3)
-        before = await view.info("a/zarr.json")
+        before = bytes(await view.get("a/zarr.json"))
         assert (await view.info("a/0.0")).identity == (await view.lower.info("a/0.0")).identity
-        (base / "a/.zarray").write_bytes(v2(shape=[1000, 20]))
-        (base / "a/50.0").write_bytes(b"2")
-        os.utime(base / "a/.zarray", ns=(5, 5))
+        if change == "document":
+            (base / "a/.zarray").write_bytes(v2(shape=[1000, 20]))
+            os.utime(base / "a/.zarray", ns=(5, 5))
+        else:
+            shutil.rmtree(base / "a")
         await trio.sleep(1.1)
-        after = await view.info("a/zarr.json")
-        data = bytes(await view.get("a/zarr.json"))
-        assert (after.size, after.mtime_ns) == (len(data), 5)
-        assert before.mtime_ns != 5
-        assert json.loads(data)["shape"] == [1000, 20]
-        assert bytes(await view.get("a/50.0")) == b"2"
-        (base / "a/.zarray").unlink()
-        await trio.sleep(1.1)
-        assert (await document(view, "a/zarr.json"))["node_type"] == "group"
+        assert bytes(await view.get("a/zarr.json")) == before
+        for call in (view.get, view.open, view.info):
+            with pytest.raises(TargetChanged, match="a has changed"):
+                await call("a/0.0")
+        assert bytes(await view.get("b/0.0")) == b"2"
         await view.aclose()
+        if change == "document":
+            view = TranslatedView(FileSystemStore(str(base)), 3)
+            assert json.loads(bytes(await view.get("a/zarr.json")))["shape"] == [1000, 20]
+            assert bytes(await view.get("a/0.0")) == b"1"
+            await view.aclose()
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
 

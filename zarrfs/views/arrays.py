@@ -6,14 +6,10 @@ The array `x` of a group appears as `x.npy`, with its attributes in `x.json`. Th
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import AsyncIterator, Hashable
 from typing import Any, NamedTuple
 
-import trio
-
-from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound
 from zarrfs.store.api import (
@@ -35,8 +31,6 @@ from zarrfs.zarr.model import ArrayMetadata
 ATTRIBUTES = ".attributes.json"  # of a group
 ROOT = "array"  # the name of an array at the root of its store
 _SUFFIXES = (".json", ".npy")  # of the files of an array, sorted
-_FRESH = 1.0  # seconds for which entries of a mutable store are cached
-_ENTRIES = 16_384  # files and directories to remember
 _AT_ONCE = 64  # nodes to look up concurrently
 
 
@@ -66,7 +60,7 @@ class _ViewEntry(NamedTuple):
 class ArraysView(DecodedView):
     """A store of flat files. Arrays that no file can represent are left out with a warning.
 
-    An open file has the text of its opening. Reads of items fail if the array has changed in anything but attributes.
+    Documents are those of the first look. Reads of items fail if the document of the array has changed since.
     """
 
     name = "arrays"
@@ -74,7 +68,6 @@ class ArraysView(DecodedView):
     def __init__(self, store: Store, budget: int) -> None:
         """`budget`: bytes of decoded chunks to cache."""
         super().__init__(store, FlatArrays(store, budget))
-        self._entries: LRU[str, tuple[float, _ViewEntry]] = LRU(_ENTRIES)  # with the time of the lookup
 
     # -- the Store protocol
 
@@ -112,11 +105,6 @@ class ArraysView(DecodedView):
         parts = (Part(len(entry.text), entry.size, entry.node),) if entry.items else ()
         return self.opened(key, File(self._info(split_key(key)[1], entry), ((0, entry.text),), parts, entry.layout))
 
-    async def check(self, key: str, node: Node) -> None:
-        found = await self.hierarchy.node(node.path)
-        if found is None or (_without_attributes(found), found.chunks) != (_without_attributes(node), node.chunks):
-            await super().check(key, node)
-
     async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         entry = await self._find(key)
         return {"node": entry.node.path, "documents": list(entry.node.documents)}
@@ -125,16 +113,7 @@ class ArraysView(DecodedView):
 
     async def _find(self, key: str) -> _ViewEntry:
         """Return the entry of `key`. Raise NotFound."""
-        known = self._entries.get(key)
-        now = trio.current_time()
-        if known is not None and (self.immutable or now - known[0] < _FRESH):
-            return known[1]
-        entry = await self._look_up(check_key(key, root=True))
-        self._entries.put(key, (now, entry))
-        return entry
-
-    async def _look_up(self, key: str) -> _ViewEntry:
-        prefix, name = split_key(key)
+        prefix, name = split_key(check_key(key, root=True))
         group, rest = await self.hierarchy.find(prefix)
         if not key:
             return _ViewEntry(group)
@@ -213,11 +192,6 @@ class ArraysView(DecodedView):
             return Info(name, Kind.DIRECTORY, mtime_ns=node.mtime_ns)
         identity = None if self.immutable else hash(entry.layout)  # another layout must not share cached pages
         return Info(name, Kind.FILE, entry.size, node.mode, node.mtime_ns, identity=identity)
-
-
-def _without_attributes(node: Node) -> ArrayMetadata | None:
-    array = node.metadata
-    return dataclasses.replace(array, attributes={}) if isinstance(array, ArrayMetadata) else None
 
 
 def _json(value: JSON) -> bytes:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import trio
 
 from zarrfs.concurrency.lru import LRU
-from zarrfs.errors import ReadError, TargetChanged
+from zarrfs.errors import ReadError
 from zarrfs.store.api import Info, Store, Value
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import heap
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from zarrfs.views.flat import FlatArray  # imports numpy, which would delay the start of a mount
 
 _OPEN = 1024  # readers to keep
-_FRESH = 1.0  # seconds for which the document of an array of a mutable store is not looked at again
 
 
 class Part(NamedTuple):
@@ -63,7 +62,7 @@ class FlatArrays:
         from zarrfs.views.flat import FlatArray
 
         found = self._arrays.use(node.path)
-        if found is None or (found.chunks.node is not node and found.chunks.node != node):
+        if found is None or found.chunks.node is not node:
             found = self._arrays.put(node.path, FlatArray(self._store, node, self.cache, self._in_chunks))
         return found
 
@@ -83,11 +82,6 @@ class DecodedView(View):
         """Return the reader of an array."""
         return self._arrays.reader(node)
 
-    async def check(self, key: str, node: Node) -> None:
-        """Raise TargetChanged if a document of an array is not that of the file at `key`, which was opened."""
-        if await self.hierarchy.node(node.path) != node:
-            raise TargetChanged(key, f"{node.path or '/'} has changed since the file was opened")
-
     @property
     def remote(self) -> bool:
         return False  # the view prefetches chunks along the array, so that read-ahead by file names gains nothing
@@ -106,12 +100,11 @@ class DecodedView(View):
 class _OpenFile(Value):
     """An open file. Its documents are those of its opening; its chunks are looked up at every read."""
 
-    __slots__ = ("_checked", "_file", "_key", "_view")
+    __slots__ = ("_file", "_key", "_view")
 
     def __init__(self, view: DecodedView, key: str, file: File) -> None:
         super().__init__(file.info, file.content if view.immutable else None)
         self._view, self._key, self._file = view, key, file
-        self._checked: dict[str, float] = {}  # when the document of an array was last looked at, by path
 
     async def read(self, start: int, length: int) -> Buffer:
         parts, stop = self._file.parts, min(start + length, self.size)
@@ -137,11 +130,9 @@ class _OpenFile(Value):
         return out
 
     async def _items(self, part: Part, start: int, stop: int) -> Buffer:
-        """Return the bytes [start, stop) of the file, within a part. Look at its document once a second."""
-        node, now = part.node, trio.current_time()
-        if not self._view.immutable and now - self._checked.get(node.path, -_FRESH) >= _FRESH:
-            await self._view.check(self._key, node)
-            self._checked[node.path] = now
+        """Return the bytes [start, stop) of the file, within a part."""
+        node = part.node
+        await self._view.hierarchy.check(self._key, node)
         flat, start, stop = self._view.reader(node), start - part.start, stop - part.start
         if part.convert is None:
             return await flat.read(start, stop)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
 from typing import NamedTuple, cast
@@ -12,7 +13,7 @@ import trio
 
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import for_each
-from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, StoreError
+from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, StoreError, TargetChanged
 from zarrfs.store.api import Info, Kind, Store, WrappingStore, join_key, split_key
 from zarrfs.store.traversal import NOWHERE, follow
 from zarrfs.system.buffers import Buffer
@@ -29,7 +30,7 @@ from zarrfs.zarr.v3 import Experimental
 log = logging.getLogger(__name__)
 
 _INLINE = 256 << 10  # bytes: larger JSON is parsed in a thread, off the event loop
-_FRESH = 1.0  # seconds for which nodes of a mutable store are cached
+_FRESH = 1.0  # seconds for which the document of an array in use, and what is no node yet, are not looked at again
 _KNOWN = 65_536  # nodes to remember
 _AT_ONCE = 64  # nodes to look up concurrently on a server
 _LOOKS = 8  # chunks to probe for the naming scheme
@@ -47,6 +48,7 @@ class Node(NamedTuple):
     mode: int | None = None  # of its first document, if the source has modes
     leaf: bool = False  # an array, an invalid array or an unreadable entry: all keys below it are chunks
     text: bytes = b""  # its zarr.json, as the source has it
+    seen: NodeDocument | None = None  # its document as of the first look, or the consolidated one
 
 
 class NodeDocument(NamedTuple):
@@ -55,38 +57,26 @@ class NodeDocument(NamedTuple):
     key: str
     name: str  # .zarray, zarr.json, ...: the format of its contents
     info: Info
-
-
-class _Known(NamedTuple):
-    until: float  # trio time of the next check
-    # its documents, or the consolidated one if the node is read from it
-    seen: tuple[NodeDocument, ...]
-    node: Node | None
-    settled: bool  # the chunk naming scheme is known
-
-
-class _Draft(NamedTuple):
-    """The store if it is one of the experimental v3 (zarr/draft.py)."""
-
-    entry: draft.EntryPoint
-    seen: NodeDocument  # its entry point document
+    content: int = 0  # a hash, if the store has no times
 
 
 class Hierarchy:
     """The nodes of the hierarchy at the root of `store`.
 
-    Parsed documents are cached. If the store is immutable, they are never checked again; otherwise they are checked
-    after a second, and kept as long as their size and mtime stay the same. If the store is remote, consolidated
-    metadata at the root is trusted, as Zarr readers do, which saves a request for every document.
+    Documents are those of the first look. If the store may change, check() notices that the document of an array in
+    use has changed; a group without a document, an invalid document, and an array whose chunk names are not known yet
+    are looked up again after a second. If the store is remote, consolidated metadata at the root is trusted, as Zarr
+    readers do, which saves a request for every document.
     """
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._nodes: LRU[str, _Known] = LRU(_KNOWN)
+        self._nodes: LRU[str, tuple[float, Node]] = LRU(_KNOWN)  # with the time of the next look
+        self._checked: LRU[str, float] = LRU(_KNOWN)  # when the document of an array was last checked
         self._remote = store.remote
-        self._consolidated: dict[str, dict[str, JSON]] = {}  # documents of a remote store, by path and name
+        self._consolidated: dict[str, dict[str, JSON]] | None = None  # documents of a remote store, by path and name
         self._consolidated_by: NodeDocument | None = None  # the document that holds them
-        self._draft: _Draft | None = None
+        self._draft: draft.EntryPoint | None = None  # of a store of the experimental v3
         self._lock = trio.Lock()
 
     # -- nodes
@@ -113,7 +103,7 @@ class Hierarchy:
         A link to a group above itself is left out, because a walk would never end; node() does find it.
         """
         if self._draft is not None:
-            for info in await self._draft_children(node.path, self._draft.entry):
+            for info in await self._draft_children(node.path, self._draft):
                 if info.name > after:
                     yield info
             return
@@ -181,77 +171,76 @@ class Hierarchy:
 
     async def _at(self, path: str) -> Node | None:
         """Return the node at `path`. The caller has to ensure that no node above it is an array."""
-        known = self._nodes.get(path)
-        if known is not None and (self.store.immutable or known.until > trio.current_time()):
-            return known.node
-        if not path and self._remote:
+        until, node = self._nodes.get(path, (0.0, None))
+        if node is not None and until > trio.current_time():
+            return node
+        if self._remote and self._consolidated is None:
             await self._begin()
+        until = trio.current_time() + _FRESH
         try:
-            return self._nodes.put(path, await self._look(path, known)).node
-        except (NotFound, NotDirectory):
+            node, settled = await self._look(path)
+        except (NotFound, NotDirectory, IsDirectory):
             self._nodes.pop(path, None)
             return None
+        return self._nodes.put(path, (math.inf if settled or self.store.immutable else until, node))[1]
 
-    async def _look(self, path: str, known: _Known | None) -> _Known:
-        """Look up the node at `path` in the store. Raise NotFound or NotDirectory if there is none."""
-        until = trio.current_time() + _FRESH
+    async def check(self, key: str, node: Node) -> None:
+        """Raise TargetChanged, about `key`, if the document of an array is not that of the first look.
+
+        It is looked at once a second.
+        """
+        seen, now = node.seen, trio.current_time()
+        if self.store.immutable or seen is None or now - self._checked.get(node.path, -_FRESH) < _FRESH:
+            return
+        try:
+            info = await self.store.info(seen.key)
+            data = await self.store.get(seen.key) if seen.content else b""
+            same = info == seen.info and (not seen.content or hash(bytes(data)) == seen.content)
+        except (NotFound, NotDirectory, IsDirectory):
+            same = False
+        if not same:
+            raise TargetChanged(key, f"{node.path or '/'} has changed: zarrfs refresh shows the new version")
+        self._checked.put(node.path, now)
+
+    async def _look(self, path: str) -> tuple[Node, bool]:
+        """Look up the node at `path`; return it, and whether it is certain. Raise NotFound or NotDirectory."""
         # a node in consolidated metadata
-        documents, by = self._consolidated.get(path), self._consolidated_by
+        documents, by = (self._consolidated or {}).get(path), self._consolidated_by
         if documents is not None and by is not None:
-            if known is not None and known.settled and known.seen == (by,):
-                return known._replace(until=until)
             node, settled = await self._consolidated_node(path, documents)
-            if not path:
-                node = node._replace(mtime_ns=by.info.mtime_ns)
-            return _Known(until, (by,), node, settled)
+            return node._replace(seen=by, mtime_ns=node.mtime_ns if path else by.info.mtime_ns), settled
         # a node with a directory, which may be the root of an experimental store
         if self._draft is None or not path:
             above, name = split_key(path)
-            parent = self._nodes.get(above) if path else None
+            parent = self._nodes.get(above, (0.0, None))[1] if path else None
             # a store that shows links finds nothing below a link, so the parent's key with links followed is used
-            key = path if parent is None or parent.node is None else join_key(parent.node.chunks, name)
+            key = path if parent is None else join_key(parent.chunks, name)
             resolved = await self._directory(key)
             if resolved is None:
                 raise NotFound(path)
             directory, info = resolved
             if info.unreadable:
-                node = Node(path, None, info.unreadable, (path,), directory, info.mtime_ns, None, leaf=True)
-                return _Known(until, (), node, settled=False)
+                return Node(path, None, info.unreadable, (path,), directory, info.mtime_ns, None, leaf=True), False
             found = await self._documents(directory)
-            if self._draft is not None and found[:1] != (self._draft.seen,):  # another store has replaced it
-                self._draft = None
         # a node of an experimental store
         if self._draft is not None:
             directory, info = draft.data_directory(path), Info("", Kind.DIRECTORY)
-            found = await self._draft_documents(path, self._draft.entry)
+            found = await self._draft_documents(path, self._draft)
         if not found:
             group = GroupMetadata("v3", {}, implied=True)
-            return _Known(until, found, Node(path, group, None, (), directory, info.mtime_ns), True)
-        if known is not None and known.settled and known.seen == found and found[0].info.mtime_ns is not None:
-            return known._replace(until=until)
+            return Node(path, group, None, (), directory, info.mtime_ns), False
         # parse its documents
         try:
-            metadata, problem, leaf, settled, text = await self._read(found, directory)
+            return await self._read(path, found, directory)
         except Experimental as exc:
-            if path:
-                problem = f"{exc}: mount this directory itself"
-                return _Known(until, found, Node(path, None, problem, (found[0].key,), directory, leaf=True), True)
-            try:
-                entry = draft.entry_point(await self.store.get(found[0].key))
-            except MetadataError as error:
-                metadata, problem, leaf, settled, text = None, str(error), True, True, b""
-            except IsDirectory as error:  # replaced meanwhile
-                raise NotFound(path) from error
-            else:
-                if entry is not None:
-                    self._draft = _Draft(entry, found[0])
-                return await self._look(path, None)
-        mtimes = [each.info.mtime_ns for each in found if each.info.mtime_ns is not None]
-        implied = isinstance(metadata, GroupMetadata) and metadata.implied
-        keys = () if implied else tuple(each.key for each in found)
-        mtime = max(mtimes, default=None)
-        node = Node(path, metadata, problem, keys, directory, mtime, found[0].info.mode, leaf, text)
-        return _Known(until, found, node, settled)
+            problem = f"{exc}: mount this directory itself"
+            if not path:
+                try:
+                    self._draft = draft.entry_point(await self.store.get(found[0].key))
+                    return await self._look(path)
+                except MetadataError as error:
+                    problem = str(error)
+            return Node(path, None, problem, (found[0].key,), directory, leaf=True), True
 
     async def _directory(self, path: str) -> tuple[str, Info] | None:
         """Return (source key, Info) of the directory at `path`, following links, or of an unreadable entry there."""
@@ -317,46 +306,43 @@ class Hierarchy:
             return None
         return NodeDocument(key, name, info) if info.kind is Kind.FILE else None
 
-    async def _read(
-        self, found: tuple[NodeDocument, ...], directory: str
-    ) -> tuple[ArrayMetadata | GroupMetadata | None, str | None, bool, bool, bytes]:
-        """Return (metadata, problem, is a leaf, chunk names are settled, zarr.json). Raise Experimental."""
-        data: Buffer = b""
+    async def _read(self, path: str, found: tuple[NodeDocument, ...], directory: str) -> tuple[Node, bool]:
+        """Return (the node of documents, whether it is certain). Raise Experimental."""
+        made, data, problem = found[0], b"", None
+        metadata: ArrayMetadata | GroupMetadata | None = None
         try:
             _check_sizes(found)
-            data = await self.store.get(found[0].key)
+            data = bytes(await self.store.get(made.key))
             attributes = await self.store.get(found[1].key) if found[1:] else None
             if self._draft is not None:
-                metadata = draft.parse(found[0].name, data)
+                metadata = draft.parse(made.name, data)
             else:
-                metadata = parse_node(found[0].name, data, attributes)
+                metadata = parse_node(made.name, data, attributes)
         except OtherFile:
-            return GroupMetadata("v3", {}, implied=True), None, False, True, b""
+            metadata, found = GroupMetadata("v3", {}, implied=True), ()
         except Experimental:
             raise
         except MetadataError as exc:
-            return None, str(exc), _must_be_array(found[0].name, data), True, b""
-        except (NotFound, IsDirectory) as exc:  # removed since it was found
-            raise NotFound(directory) from exc
-        metadata, settled = await self._with_keys(metadata, directory)
-        text = bytes(data) if found[0].name == "zarr.json" else b""
-        return metadata, None, isinstance(metadata, ArrayMetadata), settled, text
+            problem = str(exc)
+        leaf = isinstance(metadata, ArrayMetadata) or (metadata is None and _must_be_array(made.name, data))
+        node = Node(
+            path, metadata, problem, tuple(each.key for each in found), directory,
+            max((each.info.mtime_ns for each in (made, *found) if each.info.mtime_ns is not None), default=None),
+            made.info.mode, leaf, data if made.name == "zarr.json" and not problem else b"", _versioned(made, data),
+        )  # fmt: skip
+        node, settled = await self._with_keys(node)
+        return node, settled and bool(found) and not problem
 
     # -- chunk names that the document does not determine
 
-    async def _with_keys(
-        self, metadata: ArrayMetadata | GroupMetadata, directory: str
-    ) -> tuple[ArrayMetadata | GroupMetadata, bool]:
-        """Return (the metadata with the chunk names in use, whether stored chunks confirmed them)."""
-        if not isinstance(metadata, ArrayMetadata):
-            return metadata, True
-        other = nested(metadata)
-        if other is None:
-            return metadata, True
-        seen = await self._template_in_use(metadata, other, directory)
-        if seen is None:
-            return metadata, False
-        return dataclasses.replace(metadata, keys=seen), True
+    async def _with_keys(self, node: Node) -> tuple[Node, bool]:
+        """Return (the node with the chunk names in use, whether stored chunks confirmed them)."""
+        array = node.metadata
+        other = nested(array) if isinstance(array, ArrayMetadata) else None
+        if other is None or not isinstance(array, ArrayMetadata):
+            return node, True
+        seen = await self._template_in_use(array, other, node.chunks)
+        return (node, False) if seen is None else (node._replace(metadata=dataclasses.replace(array, keys=seen)), True)
 
     async def _template_in_use(self, array: ArrayMetadata, other: KeyTemplate, directory: str) -> KeyTemplate | None:
         """Return the template of the stored chunks; the array's own is tried first. None if no chunk was found."""
@@ -390,28 +376,22 @@ class Hierarchy:
     async def _begin(self) -> None:
         """Load the consolidated metadata of the store, if it has any."""
         async with self._lock:
-            found = await self._consolidated_document()
-            if found != self._consolidated_by:
-                self._consolidated = {} if found is None else await self._parsed(found.key)
-                self._consolidated_by = found
-
-    async def _consolidated_document(self) -> NodeDocument | None:
-        """Return the root document that may have consolidated metadata, or None."""
-        for name in CONSOLIDATED:
-            found = await self._document("", name)
-            if found is not None and (found.info.size or 0) <= DOCUMENT_MAX:
-                return found
-        return None
-
-    async def _parsed(self, key: str) -> dict[str, dict[str, JSON]]:
-        name = split_key(key)[1]
-        try:
-            data = await self.store.get(key)
-            if len(data) <= _INLINE:
-                return consolidated(name, data) or {}
-            return await trio.to_thread.run_sync(consolidated, name, data) or {}
-        except (NotFound, IsDirectory, MetadataError):
-            return {}
+            if self._consolidated is not None:
+                return
+            for name in CONSOLIDATED:
+                found = await self._document("", name)
+                if found is not None and (found.info.size or 0) <= DOCUMENT_MAX:
+                    break
+            else:
+                self._consolidated = {}
+                return
+            try:
+                data = await self.store.get(found.key)
+                small = len(data) <= _INLINE
+                known = consolidated(name, data) if small else await trio.to_thread.run_sync(consolidated, name, data)
+            except (NotFound, IsDirectory, MetadataError):
+                data, known = b"", None
+            self._consolidated_by, self._consolidated = _versioned(found, data), known or {}
 
     async def _consolidated_node(self, path: str, documents: dict[str, JSON]) -> tuple[Node, bool]:
         """Return (the node that consolidated documents describe, whether its chunk names are settled)."""
@@ -424,8 +404,8 @@ class Hierarchy:
             text = strict_json(documents[name]) if name == "zarr.json" else b""
         except MetadataError as exc:
             return Node(path, None, str(exc), keys, path, leaf=_is_array(name, documents[name])), True
-        metadata, settled = await self._with_keys(metadata, path)
-        return Node(path, metadata, None, keys, path, leaf=isinstance(metadata, ArrayMetadata), text=text), settled
+        leaf = isinstance(metadata, ArrayMetadata)
+        return await self._with_keys(Node(path, metadata, None, keys, path, leaf=leaf, text=text))
 
     # -- experimental v3
 
@@ -489,6 +469,12 @@ class View(WrappingStore):
 def _may_be_a_node(info: Info) -> bool:
     """Return whether an unreadable entry may be an array or a group. It is then shown as an error, not as absent."""
     return bool(info.unreadable) and info.name not in DOCUMENTS and not info.name.startswith(".")
+
+
+def _versioned(document: NodeDocument, data: Buffer) -> NodeDocument:
+    """Add a hash of the contents to a document whose version nothing else tells."""
+    info = document.info
+    return document if info.identity or info.mtime_ns is not None else document._replace(content=hash(bytes(data)))
 
 
 def _check_sizes(found: tuple[NodeDocument, ...]) -> None:

@@ -172,6 +172,7 @@ class TranslatedView(View):
         if translated.chunks is not None:
             source, directory = translated.chunks.source(rest)
             if source is not None:
+                await self.hierarchy.check(key, node)
                 index = translated.chunks.index(rest) if translated.chunks.inner and not directory else None
                 return _Resolved(translated, "", _joined(node.chunks, source), directory, rest, index)
         raise NotFound(key)
