@@ -1,4 +1,7 @@
-"""A file system in memory that folds names, as those of Windows and macOS do: python foldingfs.py DIRECTORY."""
+"""A file system in memory that folds names, as those of Windows and macOS do: python foldingfs.py DIRECTORY.
+
+Its file `damaged` is listed, but lstat(2) of it fails with EIO.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,7 @@ class Folding(pyfuse3.Operations):
     def __init__(self) -> None:
         super().__init__()
         self.nodes: list[Node] = [Node(0), Node(stat.S_IFDIR | 0o755)]
+        self.add(pyfuse3.ROOT_INODE, b"damaged", stat.S_IFREG | 0o644)
 
     def child(self, parent: int, name: bytes) -> int | None:
         found = self.nodes[parent].children.get(name.decode().casefold())
@@ -40,12 +44,15 @@ class Folding(pyfuse3.Operations):
 
     async def getattr(self, inode: int, ctx: Any = None) -> pyfuse3.EntryAttributes:
         node, found = self.nodes[inode], pyfuse3.EntryAttributes()
+        found.entry_timeout = found.attr_timeout = 0
         found.st_ino, found.st_mode, found.st_nlink, found.st_size = inode, node.mode, 1, len(node.data)
         found.st_mtime_ns, found.st_uid, found.st_gid = node.mtime_ns, os.geteuid(), os.getegid()
         return found
 
     async def lookup(self, parent: int, name: bytes, ctx: Any = None) -> pyfuse3.EntryAttributes:
         found = self.child(parent, name)
+        if name == b"damaged":
+            raise pyfuse3.FUSEError(errno.EIO)
         if found is None:
             raise pyfuse3.FUSEError(errno.ENOENT)
         return await self.getattr(found)
@@ -85,6 +92,9 @@ class Folding(pyfuse3.Operations):
             raise pyfuse3.FUSEError(errno.EEXIST)
         _, inode = self.nodes[old_parent].children.pop(old.decode().casefold())
         self.nodes[parent].children[name.decode().casefold()] = name, inode
+
+    async def statfs(self, ctx: Any) -> pyfuse3.StatvfsData:
+        return pyfuse3.StatvfsData()
 
     async def opendir(self, inode: int, ctx: Any) -> int:
         return inode

@@ -410,6 +410,15 @@ def test_what_a_document_or_a_view_leaves_out_is_no_success(more: list[str], tmp
     assert more[1] == "upperdir=upper" or any("odd: " in line for line in lines)
 
 
+def test_an_entry_that_cannot_be_examined_is_named_and_the_rest_is_copied(tmp_path: Path) -> None:
+    with folding(tmp_path / "mnt") as source:
+        for name in ("a", "z"):
+            (source / name).write_text(name)
+        [line] = copy(source, tmp_path / "out", status=1)
+    assert line.startswith("zarrfs: damaged: ")
+    assert {at.name: at.read_text() for at in (tmp_path / "out").iterdir()} == {"a": "a", "z": "z"}
+
+
 def test_values_that_a_server_refuses_are_named(faulty: Faulty, tmp_path: Path) -> None:
     url = faulty.put("/data", bytes(range(100)))
     refs = {f"a/{index}": [f"{faulty.url}/gone" if index == 3 else url, 0, 10] for index in range(6)}

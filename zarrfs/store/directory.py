@@ -420,7 +420,10 @@ class FileSystemStore(WritableStore, BlockingReader):
         return out, followed
 
     def _look_at(self, directory: int, names: list[str], prefix: str) -> list[Info]:
-        """Stat `names` in an open directory; leave out names that have vanished."""
+        """Stat `names` in an open directory; leave out names that have vanished.
+
+        One that cannot be examined has the type that the directory gives, and an error for its own readers.
+        """
         found = []
         for name in names:
             try:
@@ -430,11 +433,11 @@ class FileSystemStore(WritableStore, BlockingReader):
                     target = os.readlink(os.fsencode(name), dir_fd=directory)
             except FileNotFoundError:
                 continue
-            except OSError as exc:
-                if exc.errno not in (errno.ENOTCONN, errno.ECONNABORTED):
-                    raise
-                # the mount point of a daemon that died: its own readers get an error, but the directory can be listed
-                found.append(Info(name, Kind.DIRECTORY, 0))
+            except OSError as exc:  # such as the mount point of a daemon that has died, or of another user
+                with os.scandir(directory) as entries:
+                    above = any(entry.name == name and entry.is_dir(follow_symlinks=False) for entry in entries)
+                why = reason_of(exc)
+                found.append(Info(name, Kind.DIRECTORY) if above else Info(name, Kind.FILE, 1, unreadable=why))
                 continue
             if target is None or self._links is Links.KEEP:
                 found.append(info_of(name, status, target))
