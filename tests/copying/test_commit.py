@@ -269,7 +269,7 @@ def test_bytes_that_flux_cannot_read_as_text_are_base64(place: Path) -> None:
 def test_entries_that_the_format_cannot_hold_are_an_error_or_left_out(place: Path) -> None:
     os.mkfifo("up/fifo")
     os.symlink("large", "up/link")
-    refused("up: fifo: a fifo", "new.json")
+    refused("up: fifo: is a FIFO", "new.json")
     os.unlink("up/fifo")
     refused("up: link: a symbolic link, which no reference set can hold", "new.json")
     os.mkfifo("up/fifo")
@@ -295,6 +295,34 @@ def test_an_entry_that_the_source_leaves_out_is_no_success(tmp_path: Path, monke
     result = commit_to("new.json")
     assert (result.exit_code, "bad/../entry: " in result.stderr) == (1, True)
     assert entries_of("new.json") == {"a/0": b"x"}
+
+
+@pytest.mark.parametrize("form", ["references", "archive"])
+def test_bad_references_of_the_source(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are an error, or left out; not if the upper directory hides or replaces them."""
+    monkeypatch.chdir(tmp_path)
+    refs = {"bad": ["u", -5, 10], "d/gone": ["u", -5, 10], "d/new": ["u", -5, 10], "good": "x"}
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    (tmp_path / "up").mkdir()
+    changed(tmp_path / "up", tmp_path / "refs.json")
+    (tmp_path / "up/d").mkdir()
+    (tmp_path / "up/d/.wh.gone").touch()
+    (tmp_path / "up/d/new").write_text("new")
+    result = commit_to("new.json", "--format", form)
+    assert result.exit_code == 1
+    assert "refs.json: bad: offset: negative (--skip-unsupported" in result.stderr
+    assert not os.path.exists("new.json")
+    result = commit_to("new.json", "--format", form, "--skip-unsupported")
+    left_out = [line for line in result.stderr.splitlines() if line.endswith(": left out")]
+    assert (result.exit_code, len(left_out), "bad: offset" in left_out[0]) == (1, 1, True)
+    assert run_ls("new.json") == ["d", "good"]
+    (tmp_path / "up/.wh.bad").touch()
+    assert commit_to("new.json", "--format", form, "--force").exit_code == 0
+    assert run_ls("new.json") == ["d", "good"]
+
+
+def run_ls(path: str) -> list[str]:
+    return CliRunner().invoke(main, ["ls", path]).stdout.split()
 
 
 @pytest.mark.parametrize("new", ["new.zarr", "new.zip", "new/"])

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from zarrfs import sources
 from zarrfs.config.options import Options
+from zarrfs.store.api import Kind
 from zarrfs.store.index import IndexStore
+from zarrfs.store.traversal import walk
 
 TARGET = bytes(range(256)) * 4  # the contents of each target of a random set
 
@@ -22,9 +24,11 @@ def entries(path: object) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     async def collect() -> None:
-        async for key, data, url, offset, length in store.references():
+        async for key, info in walk(store):
             assert key not in found
-            found[key] = bytes(data) if data is not None else [url] if length is None else [url, offset, length]
+            if info.kind is Kind.FILE:
+                where = await store.locate(key, shown=False)
+                found[key] = list(where.values()) if "url" in where else bytes(await store.get(key))
         await store.aclose()
 
     trio.run(collect)

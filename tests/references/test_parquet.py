@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from tests.references.parquetsets import Reference, ask, chunks_of, columns, tree_of, write_record, write_set, zarray
 from tests.store.contract import StoreContract, Tree, children, keys, listed
 from zarrfs.config.options import Options
-from zarrfs.errors import NotFound, ReadError, SourceError
+from zarrfs.errors import NotFound, SourceError
 from zarrfs.references.parquet import ParquetStore
 from zarrfs.references.parquet_metadata import json_text
 from zarrfs.sources import open_source, plan_source
@@ -228,24 +228,10 @@ def test_the_order_of_all_keys(target: str, tmp_path: Path) -> None:
 
     async def check(store: ParquetStore) -> None:
         assert await keys(store) == expected
-        assert [reference.key async for reference in store.references()] == expected
         assert bytes(await store.get("b/4.0")) == b'{"a":"document"}'
         assert (await store.info("b/5.1")).kind is Kind.DIRECTORY
 
     ask(root, check)
-
-
-def test_references_have_the_values_of_the_set(target: str, tmp_path: Path) -> None:
-    rows: list[Reference] = [b"in", [target], None, [target, 5, 0], [target, 5, 6], ["rel", 0, 1]]
-    root = write_set(tmp_path / "set", {"a/.zarray": zarray([6], [1])}, {"a": rows})
-
-    async def check(store: ParquetStore) -> list[Any]:
-        return [tuple(reference) async for reference in store.references() if reference.key[0] == "a"]
-
-    assert ask(root, check)[1:] == [
-        ("a/0", b"in", "", 0, None), ("a/1", None, target, 0, None), ("a/3", None, target, 5, 0),
-        ("a/4", None, target, 5, 6), ("a/5", None, "rel", 0, 1),
-    ]  # fmt: skip
 
 
 def test_relative_targets_resolve_against_the_set(tmp_path: Path) -> None:
@@ -431,14 +417,3 @@ def test_a_listing_resumes_after_any_name(tree: Tree, data: st.DataObject, tmp_p
     case.run(check, tree)
 
 
-def test_iterating_references_raises_the_error_of_a_record_file(tmp_path: Path) -> None:
-    root = grid_set(tmp_path / "set")
-    (root / "a/refs.2.parq").unlink()
-    (root / "a/refs.2.parq").symlink_to("nowhere")
-    with pytest.raises(ReadError, match=r"refs\.2\.parq: no such file"):
-        ask(root, _all_references)
-
-
-async def _all_references(store: ParquetStore) -> None:
-    async for _ in store.references():
-        pass

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import NamedTuple
 
-from zarrfs.archives.document_writer import SPECIAL_FILES
 from zarrfs.errors import ReadError, SourceError, ZarrfsError, reason_of
 from zarrfs.store.api import Info, Kind, join_key
 from zarrfs.store.overlay import Overlay
@@ -31,6 +29,7 @@ class MergedNode(NamedTuple):
     mtime_ns: int | None
     target: str | None  # of a symbolic link
     status: os.stat_result | None  # lstat of an upper entry; None for a lower entry
+    unreadable: str  # why it cannot be read, if that is known without opening it
 
 
 class MergedTree:
@@ -44,24 +43,21 @@ class MergedTree:
         self.files, self.bytes = 0, 0  # entries yielded and bytes read so far
         self._skip = skip
 
-    async def nodes(
-        self, rule: Callable[[MergedNode], str | None], changed: bool = False
-    ) -> AsyncIterator[MergedNode]:
+    async def nodes(self, rule: Callable[[MergedNode], str | None]) -> AsyncIterator[MergedNode]:
         """Yield every entry except the root, a directory before its children, names in order.
 
-        With `changed`, yield entries of the upper directory only. `rule` returns why the new format cannot hold an
-        entry, or None. Reserved names do not appear.
+        `rule` returns why the new format cannot hold an entry, or None. Reserved names do not appear.
         """
-        levels = [iter(await self._children("", changed))]
+        levels = [iter(await self._children(""))]
         while levels:
             node = next(levels[-1], None)
             if node is None:
                 levels.pop()
-            elif not self._refused(node, rule):
+            elif not self.refused(node, node.unreadable or rule(node)):
                 yield node
                 self.files += 1
                 if node.kind is Kind.DIRECTORY:
-                    levels.append(iter(await self._children(node.key, changed)))
+                    levels.append(iter(await self._children(node.key)))
 
     async def with_values_ahead(self, nodes: AsyncIterator[MergedNode]) -> AsyncIterator[MergedNode]:
         """Yield `nodes` in order, after prefetching the values of lower files, a batch at a time."""
@@ -91,7 +87,7 @@ class MergedTree:
     async def size(self, node: MergedNode) -> int:
         """Return the size of a file, in bytes. Raise SourceError if it cannot be determined."""
         if node.size is None:
-            with _reading(self.place(node), node.key):
+            with reading(self.place(node), node.key):
                 return (await self.overlay.info(node.key)).size or 0
         return node.size
 
@@ -101,7 +97,7 @@ class MergedTree:
             if node.status is not None or not self.overlay.remote:
                 await self.read(node, 0, 0)  # raises SourceError if the file is not empty any more
             return []
-        with _reading(self.place(node), node.key):
+        with reading(self.place(node), node.key):
             return await self._extents(node, size)
 
     async def _extents(self, node: MergedNode, size: int) -> list[tuple[int, int]]:
@@ -124,13 +120,13 @@ class MergedTree:
     async def pieces(self, node: MergedNode, start: int, stop: int) -> AsyncIterator[Buffer]:
         """Yield exactly the bytes [start, stop) of a file, in pieces. Raise SourceError if they cannot be read."""
         size = await self.size(node)
-        with _reading(self.place(node), node.key):
+        with reading(self.place(node), node.key):
             value = await open_sized(self.overlay, node.key, size)
         with contextlib.closing(value):
             if value.fileno() is not None and (value.size, value.info.mtime_ns) != (size, node.mtime_ns):
                 raise SourceError(self.place(node), "has changed since it was listed", node.key)
             while start < stop:
-                with _reading(self.place(node), node.key):
+                with reading(self.place(node), node.key):
                     piece = await value.read(start, min(PIECE, stop - start))
                 if not len(piece):
                     raise SourceError(self.place(node), f"ended at byte {start:,} while it was read", node.key)
@@ -146,37 +142,23 @@ class MergedTree:
         """Return the source or the upper directory that an entry is in, for messages."""
         return self.source if node.status is None else self.overlay.upper.path
 
-    async def _children(self, key: str, changed: bool) -> list[MergedNode]:
-        upper = self.overlay.upper
-        if changed:
-            with _reading(upper.path, key):
-                keys = [join_key(key, name) for name in sorted(upper.names(key)[0])]
-                return [self._changed(at, status) for at in keys if (status := upper.status(at)) is not None]
-        nodes = []
-        with _reading(self.source, key):
+    async def _children(self, key: str) -> list[MergedNode]:
+        with reading(self.source, key):
             entries = await self.overlay.entries(key)
-        for name, status, info in entries:
-            at = join_key(key, name)
-            if status is not None:
-                nodes.append(self._changed(at, status))
-            elif info is not None:
-                nodes.append(_unchanged(at, info))
-        return nodes
+        return [self._node(join_key(key, name), status, info) for name, status, info in entries]
 
-    def _changed(self, key: str, status: os.stat_result) -> MergedNode:
-        kind, target = Kind.FILE, None
-        if stat.S_ISDIR(status.st_mode):
-            kind = Kind.DIRECTORY
-        elif stat.S_ISLNK(status.st_mode):
-            kind, target = Kind.SYMLINK, self.overlay.upper.readlink(key)
-        return MergedNode(key, kind, status.st_size, stat.S_IMODE(status.st_mode), status.st_mtime_ns, target, status)
+    def _node(self, key: str, status: os.stat_result | None, info: Info | None) -> MergedNode:
+        if status is not None:
+            info = self.overlay.info_of(key, status)
+        assert info is not None  # one of both
+        assert info.mode is not None  # an overlay gives every entry a mode
+        return MergedNode(
+            key, info.kind, info.size, info.mode, info.mtime_ns, info.target, status, info.unreadable
+        )  # fmt: skip
 
-    def _refused(self, node: MergedNode, rule: Callable[[MergedNode], str | None]) -> bool:
-        """Return whether to leave out an entry that the format cannot hold, and warn; else raise SourceError."""
-        broken = rule(node)
-        if node.status is not None and (special := SPECIAL_FILES.get(stat.S_IFMT(node.status.st_mode))):
-            broken = f"{special}, which only the upper itself can hold"
-        if broken is None:
+    def refused(self, node: MergedNode, broken: str | None) -> bool:
+        """Return whether to leave out an entry that is `broken` for the format, and warn; else raise SourceError."""
+        if not broken:
             return False
         if not self._skip:
             raise SourceError(self.place(node), f"{broken} (--skip-unsupported leaves it out)", node.key)
@@ -185,7 +167,7 @@ class MergedTree:
 
 
 @contextlib.contextmanager
-def _reading(place: str, key: str) -> Iterator[None]:
+def reading(place: str, key: str) -> Iterator[None]:
     """Convert errors of the block to a SourceError that names the entry."""
     try:
         yield
@@ -196,8 +178,3 @@ def _reading(place: str, key: str) -> Iterator[None]:
         raise SourceError(place, reason, key or "/") from exc
     except OSError as exc:
         raise SourceError(place, reason_of(exc), key or "/") from exc
-
-
-def _unchanged(key: str, info: Info) -> MergedNode:
-    assert info.mode is not None  # an overlay gives every entry a mode
-    return MergedNode(key, info.kind, info.size, info.mode, info.mtime_ns, info.target, None)

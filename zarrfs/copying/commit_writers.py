@@ -7,30 +7,25 @@ beside the set, or stay in the upper directory. Source of the archive format: RF
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
 
 from zarrfs.archives.blob_writer import BlobDirectory
 from zarrfs.archives.document_writer import DocumentWriter, blobs_rule, cut, encoded, inline_content
 from zarrfs.archives.pack_tree import path_rule, size_rule, time_rule
-from zarrfs.concurrency.lru import LRU
 from zarrfs.config import urls
-from zarrfs.copying.commit_tree import MergedNode, MergedTree
+from zarrfs.copying.commit_tree import MergedNode, MergedTree, reading
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.references.keys import ZARR_METADATA, entry_rule
-from zarrfs.references.writer import NOT_UTF8, entries, reference_of
+from zarrfs.references.writer import NOT_UTF8, kept_reference, moved_urls, reference_of
 from zarrfs.store.api import FILE_TYPES, Kind, Reference, split_key
 from zarrfs.store.destination import is_utf8
-from zarrfs.store.overlay import Overlay
-from zarrfs.store.upper import reserved
 from zarrfs.store.writing import NewFile
 from zarrfs.system.buffers import write_all
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
-
-_REMEMBERED = 1024  # directories whose hidden names are cached, for neighbouring files
 
 
 class ReferenceOptions(NamedTuple):
@@ -48,74 +43,47 @@ async def references_of(
     An entry that a set cannot hold is an error, or is left out, as in MergedTree.nodes(); an empty directory is left
     out with a warning.
     """
-    if plan.kind == "references":
-        assert tree.overlay.lower is not None
-        shown = _VisibleLower(tree.overlay)
-        async for reference in entries(tree.overlay.lower, plan, data.directory):
-            if await shown(reference.key):
-                yield reference
-    async for node in _files(tree, changed=plan.kind == "references"):
-        size = await tree.size(node)
-        if split_key(node.key)[1] in ZARR_METADATA or size <= how.inline:
-            yield Reference(node.key, await tree.read(node, 0, size))
-        elif node.status is None and plan.kind == "zarr" and not await _is_decoded(tree, node):
-            assert tree.overlay.lower is not None
-            yield await reference_of(tree.overlay.lower, plan, node.key, size)
-        elif node.status is not None and how.in_place:
-            path = os.path.join(tree.overlay.upper.path, node.key)
-            if not is_utf8(path):
-                raise SourceError(tree.place(node), NOT_UTF8, node.key)
-            url = path if "::" in path else f"file://{path}"  # a URL with "::" would be read as a chain of URLs
-            yield Reference(node.key, None, url, 0, size)
-        else:
-            yield await data.add(tree, node, size)
+    moved = moved_urls(plan, data.directory)
+    empty: MergedNode | None = None
+    async for node in tree.nodes(lambda node: entry_rule(node.key, node.kind)):
+        if empty is not None and not node.key.startswith(empty.key + "/"):
+            await _warn_if_empty(tree, empty)
+        empty = node if node.kind is Kind.DIRECTORY else None
+        if node.kind is Kind.FILE and (reference := await _reference(tree, node, plan, moved, data, how)):
+            yield reference
+    if empty is not None:
+        await _warn_if_empty(tree, empty)
 
 
-async def _is_decoded(tree: MergedTree, node: MergedNode) -> bool:
-    """Return whether a value is decoded by a view, so that no reference can name its bytes."""
-    assert tree.overlay.lower is not None
-    return "decoded_from" in await tree.overlay.lower.locate(node.key)
+async def _reference(
+    tree: MergedTree, node: MergedNode, plan: Plan, moved: Callable[[str], str], data: DataFile, how: ReferenceOptions
+) -> Reference | None:
+    unchanged = tree.overlay.lower if node.status is None else None
+    if unchanged is not None and plan.kind == "references":
+        with reading(tree.source, node.key):
+            where = await unchanged.locate(node.key, shown=False)
+            if tree.refused(node, where.get("broken")):
+                return None
+            return await kept_reference(unchanged, plan, node.key, where, moved)
+    size = await tree.size(node)
+    if split_key(node.key)[1] in ZARR_METADATA or size <= how.inline:
+        return Reference(node.key, await tree.read(node, 0, size))
+    if unchanged is not None and plan.kind == "zarr":
+        with reading(tree.source, node.key):
+            if "decoded_from" not in await unchanged.locate(node.key):  # by a view: no reference can name its bytes
+                return await reference_of(unchanged, plan, node.key, size)
+    if unchanged is None and how.in_place:
+        path = os.path.join(tree.overlay.upper.path, node.key)
+        if not is_utf8(path):
+            raise SourceError(tree.place(node), NOT_UTF8, node.key)
+        url = path if "::" in path else f"file://{path}"  # a URL with "::" would be read as a chain of URLs
+        return Reference(node.key, None, url, 0, size)
+    return await data.add(tree, node, size)
 
 
-async def _files(tree: MergedTree, changed: bool) -> AsyncIterator[MergedNode]:
-    """Yield the files of a tree, or with `changed` of the upper directory only; warn of empty directories."""
-    above: MergedNode | None = None
-    async for node in tree.nodes(lambda node: entry_rule(node.key, node.kind), changed):
-        if above is not None and not node.key.startswith(above.key + "/"):
-            await _tell_empty(tree, above)
-        above = node if node.kind is Kind.DIRECTORY else None
-        if node.kind is Kind.FILE:
-            yield node
-    if above is not None:
-        await _tell_empty(tree, above)
-
-
-async def _tell_empty(tree: MergedTree, node: MergedNode) -> None:
+async def _warn_if_empty(tree: MergedTree, node: MergedNode) -> None:
     if await tree.is_empty(node):
         tree.warn(f"{node.key}: an empty directory, which a reference set cannot hold: left out")
-
-
-class _VisibleLower:
-    """A predicate for files of the lower store that are visible in the overlay."""
-
-    def __init__(self, overlay: Overlay) -> None:
-        self._overlay = overlay
-        self._known: LRU[str, frozenset[str] | None] = LRU(_REMEMBERED)
-
-    async def __call__(self, key: str) -> bool:
-        """Return whether the lower file `key` is visible in the overlay."""
-        prefix, name = split_key(key)
-        if prefix not in self._known:
-            self._known.put(prefix, await self._hidden(prefix))
-        hidden = self._known[prefix]
-        return hidden is not None and name not in hidden and not reserved(name)
-
-    async def _hidden(self, prefix: str) -> frozenset[str] | None:
-        """Return the names in a lower directory that are hidden; None if all of them are."""
-        if any(map(reserved, prefix.split("/"))) or await self._overlay.below(prefix) is None:
-            return None
-        names, hidden, opaque = self._overlay.upper.names(prefix)
-        return None if opaque else frozenset(hidden.union(names))
 
 
 class DataFile:

@@ -24,7 +24,7 @@ from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, Source
 from zarrfs.references.keys import printable as shown
 from zarrfs.references.parquet_files import Directory, Remote
 from zarrfs.references.parquet_metadata import ABSENT, DOCUMENT, UNKNOWN, Bound, ParquetSet, is_chunk_like, read_set
-from zarrfs.store.api import Absences, Info, Kind, Reference, Store, Usage, Value, join_key, split_key
+from zarrfs.store.api import Absences, Info, Kind, Store, Usage, Value, join_key, split_key
 from zarrfs.store.targets import TargetReader, Targets
 from zarrfs.store.values import BytesValue
 from zarrfs.system.buffers import Buffer
@@ -255,27 +255,6 @@ class ParquetStore(Store):
             return Usage()
         files = self._set.documents() + sum(grid.size for grid in self._set.grids.values() if grid)
         return Usage(files=min(files, 2**63 - 1))
-
-    async def references(self) -> AsyncIterator[Reference]:
-        found = await self.opened()
-        for key, is_array in found.order(""):
-            if not is_array:
-                yield Reference(key, found.text(key))
-                continue
-            grid = found.grids[key]
-            if grid is None:
-                raise self._broken(found, key)
-            async for number, first, last, record in self._records_of(key, grid):
-                if isinstance(record, ReadError):
-                    raise record
-                try:
-                    for name, row in zip(grid.names(first, last), record.all_rows(last - first), strict=True):
-                        if row is not None and row.broken:
-                            raise ReadError(self._shown(key, number), row.broken)
-                        if row is not None and name not in found.children(key):
-                            yield Reference(join_key(key, name), row.data, row.url, row.offset, row.length)
-                except ValueError as exc:
-                    raise ReadError(self._shown(key, number), str(exc)) from None
 
     def stats(self) -> dict[str, Any]:
         return {"record_files": self._read, "records": self._records.stats(), **self._targets.stats()}

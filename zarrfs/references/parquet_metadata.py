@@ -8,13 +8,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from zarrfs.documents.json_document import repeated
 from zarrfs.errors import SourceError
 from zarrfs.references.keys import printable, set_key_rule
-from zarrfs.store.api import Kind, join_key, split_key
+from zarrfs.store.api import Kind, split_key
 from zarrfs.zarr.grid import Grid, one_for_empty
 
 DOCUMENT = ".zmetadata"
@@ -108,17 +107,6 @@ class ParquetSet:
     def children(self, prefix: str) -> dict[str, Kind]:
         """Return the documents and directories in the directory `prefix`, without chunks, sorted by name."""
         return self._children[prefix]
-
-    def order(self, prefix: str) -> Iterator[tuple[str, bool]]:
-        """Yield (key, False) for each document below a directory, and (array, True) after those of an array."""
-        for name, kind in self._children[prefix].items():
-            key = join_key(prefix, name)
-            if kind is Kind.DIRECTORY:
-                yield from self.order(key)
-            else:
-                yield key, False
-        if prefix in self.grids:
-            yield prefix, True
 
     def text(self, key: str) -> bytes | None:
         """Return the bytes of the document `key`; None if there is none."""

@@ -7,7 +7,6 @@ callers import it only when they read a record file.
 from __future__ import annotations
 
 import binascii
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,18 +81,6 @@ class RecordFile:
         if state == _WHOLE:
             return RecordRow(None, url)
         return RecordRow(None, url, int(self._offsets[number]), int(self._sizes[number]))
-
-    def all_rows(self, stop: int) -> Iterator[RecordRow | None]:
-        """Yield the result of row() for each row before `stop`, much faster than separate calls."""
-        urls = [value.decode(errors="replace") for value in self._paths.values.to_pylist()]  # also of bad rows
-        codes, offsets, sizes = self._paths.codes.tolist(), self._offsets.tolist(), self._sizes.tolist()
-        for number, state in enumerate(self._states[:stop].tolist()):
-            if state == _RANGE:
-                yield RecordRow(None, urls[codes[number]], offsets[number], sizes[number])
-            else:
-                yield None if state == _NOTHING else self.row(number)
-        if stop > self.rows:
-            self.row(self.rows)  # raises
 
     def sizes(self, start: int, stop: int) -> Array:
         """Return the sizes in bytes of the chunks in the rows [start, stop).

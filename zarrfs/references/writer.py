@@ -10,7 +10,7 @@ import base64
 import functools
 import json
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any
 
 import orjson
@@ -89,43 +89,44 @@ def _inline_text(data: Buffer) -> str:
     return (BASE64 + base64.b64encode(raw)).decode()
 
 
-async def entries(store: Store, plan: Plan, directory: str | None) -> AsyncIterator[Reference]:
-    """Yield the references of a set, with URLs that mean the same in a set in the local `directory` (None: anywhere).
+def moved_urls(plan: Plan, directory: str | None) -> Callable[[str], str]:
+    """Return a function of URLs in the set of `plan`: what they are in a set in `directory` (None: anywhere)."""
+    base = local_path(plan.base)
+    if None not in (base, directory) and os.path.realpath(base or "") == os.path.realpath(directory or ""):
+        return str
+    return functools.lru_cache(_KNOWN)(lambda url: absolute(url, plan.base))
+
+
+async def kept_reference(
+    store: Store, plan: Plan, key: str, where: dict[str, Any], moved: Callable[[str], str]
+) -> Reference:
+    """Return the reference of a set to one file, which is at `where`, or its inline value. Raise ReadError.
 
     The `.zmetadata` of a Parquet set becomes consolidated metadata of Zarr.
     """
-    base = local_path(plan.base)
-    if None not in (base, directory) and os.path.realpath(base or "") == os.path.realpath(directory or ""):
-        change: Callable[[str], str] = str
-    else:
-        change = functools.lru_cache(_KNOWN)(lambda url: absolute(url, plan.base))
-    async for reference in store.references():
-        if reference.data is None:
-            yield reference._replace(url=change(reference.url))
-        elif plan.index is None and reference.key == ".zmetadata":
-            document = {"zarr_consolidated_format": 1} | json.loads(bytes(reference.data))  # kerchunk omits it
-            document.pop("record_size", None)
-            yield reference._replace(data=json.dumps(document).encode())
-        else:
-            yield reference
+    if "url" in where:
+        return Reference(key, None, moved(where["url"]), where.get("offset", 0), where.get("length"))
+    data = await store.get(key)
+    if plan.index is None and key == ".zmetadata":
+        document = {"zarr_consolidated_format": 1} | json.loads(bytes(data))  # kerchunk omits it
+        document.pop("record_size", None)
+        data = json.dumps(document).encode()
+    return Reference(key, data)
 
 
 async def reference_of(store: Store, plan: Plan, key: str, size: int) -> Reference:
     """Return a reference to the bytes of one file of a Zarr store, or an inline value if they have no URL.
 
-    Raise SourceError if the file cannot be read, or no reference can name its bytes.
+    Raise ReadError; SourceError if no reference can name its bytes.
     """
-    try:
-        where = await store.locate(key, shown=False)
-        if "url" not in where:
-            return Reference(key, bytes(await store.get(key)))
-        path = local_path(where["url"])
-        if path is None:
-            path = absolute(where["url"], plan.base)
-        elif not os.access(path, os.R_OK):
-            raise SourceError(plan.source, "permission denied", key)
-    except ReadError as exc:
-        raise SourceError(plan.source, exc.reason, key) from exc
+    where = await store.locate(key, shown=False)
+    if "url" not in where:
+        return Reference(key, bytes(await store.get(key)))
+    path = local_path(where["url"])
+    if path is None:
+        path = absolute(where["url"], plan.base)
+    elif not os.access(path, os.R_OK):
+        raise SourceError(plan.source, "permission denied", key)
     if not is_utf8(path):
         raise SourceError(plan.source, NOT_UTF8, key)
     return Reference(key, None, path, where.get("offset", 0), where.get("length", size))

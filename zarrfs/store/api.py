@@ -11,7 +11,7 @@ import stat
 from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Sequence
 from typing import Any, NamedTuple, cast
 
-from zarrfs.errors import InvalidKey, NameTooLong, NotFound, OutOfRange, ReadError, TargetChanged, TargetMissing
+from zarrfs.errors import InvalidKey, NameTooLong, NotFound, OutOfRange, TargetChanged, TargetMissing
 from zarrfs.system.buffers import Buffer
 
 NAME_MAX = 255  # bytes of UTF-8, as in every Linux file system
@@ -241,14 +241,6 @@ class Store(abc.ABC):
         Unless `ask`, no record file is read; the result is also None if they cannot be counted without that.
         """
         return None
-
-    async def references(self) -> AsyncIterator[Reference]:
-        """Yield every file of a reference set, in the order of list_prefix("").
-
-        Raise ReadError if part of the set cannot be read, or if this is no reference set.
-        """
-        raise ReadError("/", "is no reference set")
-        yield  # makes it a generator
 
     def blocking(self) -> BlockingReader | None:
         """Return a reader of the same tree for threads and forked processes; None if reads need the event loop."""

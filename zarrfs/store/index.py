@@ -22,7 +22,6 @@ from zarrfs.store.api import (
     Kind,
     Part,
     PlainPart,
-    Reference,
     Store,
     Usage,
     Value,
@@ -33,7 +32,7 @@ from zarrfs.store.targets import TargetReader
 from zarrfs.system.buffers import Buffer
 
 _COLUMNS = "name, kind, size, mode, mtime_ns, place, ref, start, held"
-_LISTED = "name, kind, size, mode, mtime_ns, ref, held"
+_LISTED = "name, kind, size, mode, mtime_ns, place, ref, held"
 _FIRST_PAGE, _PAGE = 128, 1000  # rows of a listing's first query, few because a reader may stop early; of later ones
 _AT_ONCE = 16  # regions of one read that are fetched in parallel
 _FIRST_REGIONS = 16  # regions of a file that prefetch() fetches
@@ -111,15 +110,15 @@ class IndexStore(Store):
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         parent, usual_ns, new, file = self._directory(prefix), self.mtime_ns, tuple.__new__, Kind.FILE
-        size_of_page = _FIRST_PAGE
+        size_of_page, broken = _FIRST_PAGE, int(ContentKind.BROKEN)
         while True:
             page = self._db.execute(
                 f"SELECT {_LISTED} FROM entry WHERE parent=? AND name>? ORDER BY name LIMIT ?",
                 (parent, after, size_of_page),
             ).fetchall()
-            for name, kind, size, mode, mtime_ns, ref, held in page:
-                if kind:
-                    yield self._info((name, kind, size, mode, mtime_ns, None, ref, None, held))
+            for name, kind, size, mode, mtime_ns, place, ref, held in page:
+                if kind or place == broken:
+                    yield self._info((name, kind, size, mode, mtime_ns, place, ref, None, held))
                     continue
                 if mtime_ns is None:
                     mtime_ns = usual_ns
@@ -201,14 +200,6 @@ class IndexStore(Store):
             return {"broken": self._reason(row.ref)}
         return {} if row.kind == Kind.DIRECTORY else {"inline": row.size}
 
-    async def references(self) -> AsyncIterator[Reference]:
-        # raises ReadError at an entry that no reference set can hold
-        try:
-            for reference in self._references():
-                yield reference
-        except sqlite3.Error as exc:
-            raise ReadError("index", f"damaged: {exc}") from exc
-
     async def usage(self) -> Usage:
         if self._usage is None:
             # scans all rows: only at the first call, and in a worker thread
@@ -227,33 +218,6 @@ class IndexStore(Store):
         await self._targets.aclose()
 
     # -- rows
-
-    def _references(self) -> Iterator[Reference]:
-        query = "SELECT name, kind, size, place, ref, start FROM entry WHERE parent=? AND name>'' ORDER BY name"
-        levels = [("", ROOT, self._db.execute(query, (ROOT,)))]
-        # plain integers compare faster than members of an IntEnum
-        range_, whole, inline = map(int, (ContentKind.RANGE, ContentKind.WHOLE, ContentKind.INLINE))
-        make, url = Reference._make, self._url
-        while levels:
-            prefix, parent, rows = levels[-1]
-            for name, kind, size, place, ref, start in rows:
-                if place == range_:
-                    yield make((prefix + name, None, url(ref), start, size))
-                elif kind == 1:
-                    _check_order(prefix + name, parent, ref)
-                    levels.append((f"{prefix}{name}/", ref, self._db.execute(query, (ref,))))
-                    break
-                elif place == whole:
-                    yield make((prefix + name, None, url(ref), 0, None))
-                elif place == inline:
-                    yield make((prefix + name, self._whole_value(prefix + name, ref, size), "", 0, None))
-                elif place == ContentKind.BROKEN:
-                    raise ReadError(prefix + name, self._reason(ref))
-                else:
-                    what = "a symbolic link" if kind == Kind.SYMLINK else "a file made of regions"
-                    raise ReadError(prefix + name, f"{what}, which no reference set can hold")
-            else:
-                levels.pop()
 
     def _count(self) -> Usage:
         # total() is a float: the sum of declared sizes may overflow 64 bits

@@ -330,7 +330,7 @@ class Overlay(WritableStore):
         with answers(key):
             found = await self.find(key)
             if found.status is not None:
-                return self._info_of(key, found.status)
+                return self.info_of(key, found.status)
         if sized and found.info is not None and found.info.size is None and self.lower is not None:
             return _with_mode(await self.lower.info(key))
         assert found.info is not None
@@ -341,7 +341,7 @@ class Overlay(WritableStore):
             found = await self.entries(prefix)
         for name, status, info in found:
             if name > after:
-                yield self._info_of(join_key(prefix, name), status) if status is not None else info  # type: ignore[misc]
+                yield self.info_of(join_key(prefix, name), status) if status is not None else info  # type: ignore[misc]
 
     async def open(self, key: str) -> Value:
         found = await self.find(key)
@@ -356,7 +356,7 @@ class Overlay(WritableStore):
             raise ReadError(key, not_opened(found.status))
         with answers(key):
             descriptor = self.upper.open(key, os.O_RDONLY | os.O_NONBLOCK)
-        return FileValue(descriptor, lambda status: self._info_of(key, status))
+        return FileValue(descriptor, lambda status: self.info_of(key, status))
 
     async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         found = await self.find(key)
@@ -428,7 +428,8 @@ class Overlay(WritableStore):
         # to copy up the directory itself, make the parents of a name in it
         await self.make_parents(join_key(prefix, "x"))
 
-    def _info_of(self, key: str, status: os.stat_result) -> Info:
+    def info_of(self, key: str, status: os.stat_result) -> Info:
+        """Return the entry of an upper file, directory or link."""
         target = os.fsencode(self.upper.readlink(key)) if stat.S_ISLNK(status.st_mode) else None
         return info_of(split_key(key)[1], status, target)
 
