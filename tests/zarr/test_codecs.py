@@ -343,7 +343,7 @@ def test_a_filter_before_a_transposition_gets_items_in_order(
         ("|O", ("vlen-utf8", {}), b"\x03\0\0\0" + bytes(8), "vlen-utf8: does not hold 3 objects"),
         ("|O", ("vlen-utf8", {}), b"\x03\0\0\0" + bytes(8) + b"\xff" * 4, "vlen-utf8: damaged: corrupt buffer"),
         ("|O", ("vlen-utf8", {}), b"\x03\0\0\0" + bytes(8) + b"\1\0\0\0\xff", "vlen-utf8: damaged: 'utf-8' codec"),
-        ("|b1", ("numcodecs.packbits", {}), b"\x04\xe0", "packbits: 4 unused bits where 3 items leave 5"),
+        ("|b1", ("numcodecs.packbits", {}), b"\x04\xe0", "packbits: decodes to 4 bytes, not 3"),
         ("|O", ("numcodecs.json2", {}), b'["a","b","|O",[3]]', "json2: 2 objects where 3 are expected"),
         ("|O", ("numcodecs.json2", {}), b'["a","b","c","|O",[1099511627776]]', "json2: .O of shape"),
         ("|O", ("numcodecs.json2", {}), b'["a","b","c","<U99999999",[3]]', "json2: <U99999999 of shape"),

@@ -50,7 +50,6 @@ def stored(array: ArrayMetadata, parts: dict[str, bytes]) -> np.ndarray[Any, Any
             continue
         start, stop = sharding.index_range(len(data))
         assert stop - start == sharding.index_length
-        assert start == 0 if sharding.index_location == "start" else stop == len(data)
         where = sharding.read_index(data[start:stop], len(data))[place]
         if where is None:
             continue
@@ -121,7 +120,7 @@ def test_missing_inner_chunks_are_the_fill_value() -> None:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"", "sharding_indexed: a shard of 0 bytes, its index has 36"),
+        (b"", "sharding_indexed: a shard of 0 bytes, shorter than the index of 36"),
         (bytes(35), "sharding_indexed: a shard of 35 bytes"),
         (b"abcd" + index(0, 4, 1, 4)[:-1] + b"\0", "crc32c: the checksum does not match"),
         (b"abcd" + index(0, 4, 37, 4), "sharding_indexed: inner chunk 1 lies at 37 [+] 4 of 40 bytes"),
@@ -181,5 +180,5 @@ def test_an_unknown_inner_codec_is_named() -> None:
 def test_a_huge_index_allocates_nothing() -> None:
     """A shard of 2^40 inner chunks is refused, as it is shorter than its index, before the index is allocated."""
     array = sharded((1 << 20, 1 << 20), (1, 1))
-    with pytest.raises(CodecError, match="a shard of 100 bytes, its index has 17592186044420"):
+    with pytest.raises(CodecError, match="a shard of 100 bytes, shorter than the index of 17592186044420"):
         decode_chunk(array, bytes(100))

@@ -339,7 +339,6 @@ def test_sixty_four_dimensions_are_accepted() -> None:
         ("__zmeta__", {"clevel": "9"}, "blosc"),
         ("__zmeta__", {"cname": None}, "blosc with"), ("__zmeta__", {"shape": [], "chunks": []}, "no dimensions"),
         ("__zmeta__", {"fill_value": ...}, "fill_value is missing"),
-        ("__zmeta__", {"shape": [0, 6], "chunks": [0, 6]}, "chunks"),
         ("meta", {"shape": [], "chunks": []}, "no dimensions"),
         ("meta", {"compression": "lz77"}, "'lz77' is not known"),
         ("meta", {"compression": []}, "not known"), ("meta", {"compression": "blosc"}, "not those of blosc"),

@@ -72,7 +72,7 @@ def test_null_attributes_are_empty() -> None:
         ({"compressor": {"codec": 3}}, "compressor"),
         ({"extensions": ["x"]}, "extension 'x' must be understood"),
         ({"storage_transformers": [1]}, "storage_transformers"),
-        ({"attributes": {"filters": "x"}}, "filters"), ({"chunk_memory_layout": "A"}, "chunk_memory_layout"),
+        ({"attributes": {"filters": "x"}}, "filters"), ({"chunk_memory_layout": "A"}, "order"),
         ({"extensions": 1}, "extens"),
     ],
 )  # fmt: skip

@@ -20,10 +20,11 @@ from tests.zarr.test_dtypes import SCALARS, described
 from zarrfs.zarr import dtypes
 from zarrfs.zarr.documents import parse_node
 from zarrfs.zarr.errors import MetadataError
-from zarrfs.zarr.fillvalues import as_v2, as_v3, from_v0_v1, from_v2, from_v3, value_of
+from zarrfs.zarr.fillvalues import as_v2, as_v3, from_v2, from_v3, value_of
 from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.keys import FLAT
+from zarrfs.zarr.legacy import fill_in_v2
 from zarrfs.zarr.model import ArrayMetadata
 
 
@@ -52,7 +53,7 @@ def filled(fill: bytes | None, fill_object: JSON, dtype: dtypes.DataType) -> Arr
     ],
 )  # fmt: skip
 def test_v0_and_v1_values_are_as_the_release_reads_them(value: Any, text: Any, expected: str) -> None:
-    fill, fill_object = from_v0_v1(value, data_type(text))
+    fill, fill_object = from_v2(fill_in_v2(value, data_type(text)), data_type(text))
     assert fill is not None
     assert (fill.hex(), fill_object) == (expected, None)
 
@@ -69,11 +70,12 @@ def test_v0_and_v1_values_are_as_the_release_reads_them(value: Any, text: Any, e
 )  # fmt: skip
 def test_values_that_numpy_1_refused_or_converted_are_refused(value: Any, text: Any) -> None:
     with pytest.raises(MetadataError, match="fill_value"):
-        from_v0_v1(value, data_type(text))
+        from_v2(fill_in_v2(value, data_type(text)), data_type(text))
 
 
 def test_null_is_an_undefined_fill_value() -> None:
-    assert from_v0_v1(None, data_type("<i4")) == from_v2(None, data_type("<i4")) == from_v2(None, data_type("T"))
+    assert fill_in_v2(None, data_type("<i4")) is None
+    assert from_v2(None, data_type("<i4")) == from_v2(None, data_type("T"))
     with pytest.raises(MetadataError, match="fill_value"):
         from_v3(None, data_type("<i4"))
     nothing = filled(None, None, data_type("<c8"))

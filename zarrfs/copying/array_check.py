@@ -140,12 +140,11 @@ class ArrayChecks:
         self, key: str, size: int, sharding: Sharding, at: tuple[int, ...], report: CheckReport
     ) -> None:
         """Decode the shard with grid index `at` chunk by chunk, because the whole shard does not fit in memory."""
-        length = min(sharding.index_length, size)
-        if length > self._memory:
-            raise Unsound(UNDECODED, f"an index of {length} bytes: memory_limit= is too low")
-        data = await self._read(key, 0 if sharding.index_location == "start" else size - length, length, report)
+        if sharding.index_length > self._memory:
+            raise Unsound(UNDECODED, f"an index of {sharding.index_length} bytes: memory_limit= is too low")
         try:
-            index = sharding.read_index(data, size)
+            start, _stop = sharding.index_range(size)
+            index = sharding.read_index(await self._read(key, start, sharding.index_length, report), size)
         except MetadataError as exc:
             raise Unsound(UNDECODED, str(exc)) from exc
         places = itertools.product(*map(range, sharding.per_shard))

@@ -315,12 +315,9 @@ class Chunks:
         self._check_room(key, length)
 
         async def read(value: Value) -> Decoded:
-            size = value.size
-            if size < length:
-                raise ReadError(key, f"{size} bytes, shorter than the index of a shard")
-            data = await value.read(size - length if sharding.index_location == "end" else 0, length)
             try:
-                index = sharding.read_index(data, size)
+                start, _stop = sharding.index_range(value.size)
+                index = sharding.read_index(await value.read(start, length), value.size)
             except MetadataError as exc:
                 raise ReadError(key, str(exc)) from exc
             return Decoded(index, length + KEPT, self._version_in(value.info), now)

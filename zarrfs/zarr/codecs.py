@@ -11,10 +11,11 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import itertools
-import threading
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import google_crc32c
 import numpy as np
 
 from zarrfs.zarr import blosc, compressors, external, filters
@@ -28,9 +29,6 @@ from zarrfs.zarr.sharding import parse_shards
 
 if TYPE_CHECKING:
     from zarrfs.system.buffers import Buffer
-
-_CACHED = 1024  # decoders
-
 
 def decode_chunk(array: ArrayMetadata, data: Buffer) -> Array:
     """Decode a stored chunk to an array of the full chunk shape.
@@ -86,26 +84,16 @@ def takes_child(array: ArrayMetadata) -> bool:
     )
 
 
-# By id() of the array and shape of chunks. An entry keeps its array alive, so that the id is not used again.
-_decoders: dict[tuple[int, tuple[int, ...]], tuple[ArrayMetadata, Decoder]] = {}
-_lock = threading.Lock()
-
-
 def decoder_of(array: ArrayMetadata, shape: tuple[int, ...] | None = None) -> Decoder:
     """Return the decoder of chunks of `array`, which have the shape of its grid unless `shape` is given.
 
-    Decoders are cached by array and shape. Raise CodecError if a codec is not available.
+    The array keeps its decoders. Raise CodecError if a codec is not available.
     """
     shape = array.grid.chunks if shape is None else shape
-    found = _decoders.get((id(array), shape))
-    if found is None:
+    if shape not in array.decoders:
         context = PipelineContext(array.generation != "v3", array.fill, array.fill_object, array.dtype.itemsize)
-        decoder = Decoder(array.codecs, Representation.array(array.dtype.numpy(), shape), context)
-        with _lock:
-            while len(_decoders) >= _CACHED:
-                del _decoders[next(iter(_decoders))]
-            found = _decoders[id(array), shape] = array, decoder
-    return found[1]
+        array.decoders[shape] = Decoder(array.codecs, Representation.array(array.dtype.numpy(), shape), context)
+    return array.decoders[shape]
 
 
 class _Step(NamedTuple):
@@ -204,7 +192,7 @@ def _lzma(configuration: Mapping[str, JSON], decoded: Representation, context: P
     return decompress(configuration, decoded, context)
 
 
-def _checksum(name: str, location: str, compute: Callable[[Array], int]) -> CodecFactory:
+def _checksum(name: str, location: str, compute: Callable[[Any], int]) -> CodecFactory:
     """Return the factory of a codec with a checksum of four bytes before ("start") or after ("end") the data.
 
     `location` is the default where the configuration has none.
@@ -227,24 +215,6 @@ def _checksum(name: str, location: str, compute: Callable[[Array], int]) -> Code
         return decode, decoded.longer(4)
 
     return build
-
-
-def _crc32c(body: Array) -> int:
-    import google_crc32c
-
-    return int(google_crc32c.value(body))
-
-
-def _crc32(body: Array) -> int:
-    import zlib
-
-    return zlib.crc32(body.data)
-
-
-def _adler32(body: Array) -> int:
-    import zlib
-
-    return zlib.adler32(body.data)
 
 
 def _hdf5_checksum(name: str) -> CodecFactory:
@@ -307,7 +277,7 @@ _V3: dict[str, CodecFactory] = {
     "blosc": _blosc,
     "gzip": _compressor(compressors.gzip),
     "zstd": _compressor(compressors.zstd),
-    "crc32c": _checksum("crc32c", "end", _crc32c),
+    "crc32c": _checksum("crc32c", "end", google_crc32c.value),
     "vlen-utf8": filters.variable("vlen-utf8"),
     "vlen-bytes": filters.variable("vlen-bytes"),
 }
@@ -319,8 +289,8 @@ _NUMCODECS: dict[str, CodecFactory] = {
     "lz4": _compressor(compressors.lz4),
     "base64": _base64,
     "shuffle": filters.shuffle,
-    "crc32": _checksum("crc32", "start", _crc32),
-    "adler32": _checksum("adler32", "start", _adler32),
+    "crc32": _checksum("crc32", "start", zlib.crc32),
+    "adler32": _checksum("adler32", "start", zlib.adler32),
     "fletcher32": _hdf5_checksum("fletcher32"),
     "jenkins_lookup3": _hdf5_checksum("jenkins_lookup3"),
     "delta": filters.converting("delta"),
@@ -372,48 +342,52 @@ class ShardIndex:
         return offset, length
 
 
-@dataclasses.dataclass(frozen=True)
-class _ShardLayout:
-    """The configuration of the codec for shards of one shape."""
+class Sharding:
+    """The codec of shards of one shape, whose inner chunks can be read one by one.
 
-    inner_shape: tuple[int, ...]
-    per_shard: tuple[int, ...]  # inner chunks in each dimension
-    codecs: tuple[CodecSpec, ...]  # of inner chunks
-    index_codecs: Decoder
-    index_location: str  # start or end
+    `inner` is the array with the inner chunks as chunks: decode_chunk(inner, data) decodes one.
+    """
 
-    @property
-    def index_length(self) -> int:
-        """The size in bytes of the index of a shard."""
-        return self.index_codecs.encoded.limit
+    inner: ArrayMetadata
+
+    def __init__(self, configuration: Mapping[str, JSON], shape: tuple[int, ...]) -> None:
+        """Raise CodecError if the configuration is invalid."""
+        self.inner_shape, self.codecs, index_codecs, location = parse_shards(configuration, shape)
+        self._at_start = location == "start"
+        # inner chunks in each dimension
+        self.per_shard = tuple(whole // extent for extent, whole in zip(self.inner_shape, shape, strict=True))
+        entries = Representation.array(_OFFSETS, (*self.per_shard, 2))
+        self._index = Decoder(index_codecs, entries, PipelineContext(untyped=False))
+        if not self._index.encoded.exact:
+            raise CodecError(SHARDING, "the index is compressed, so that its length is unknown")
+        self.index_length = self._index.encoded.limit  # bytes
 
     def index_range(self, shard_size: int) -> tuple[int, int]:
         """Return start and stop in bytes of the index in a shard. Raise CodecError if the shard is too short."""
         if shard_size < self.index_length:
-            raise CodecError(SHARDING, f"a shard of {shard_size} bytes, its index has {self.index_length}")
-        start = 0 if self.index_location == "start" else shard_size - self.index_length
+            raise CodecError(SHARDING, f"a shard of {shard_size} bytes, shorter than the index of {self.index_length}")
+        start = 0 if self._at_start else shard_size - self.index_length
         return start, start + self.index_length
 
     def read_index(self, data: Buffer, shard_size: int) -> ShardIndex:
         """Decode the index (`data` has `index_length` bytes) of a shard of `shard_size` bytes. Raise CodecError."""
-        return ShardIndex(self.index_codecs.decode(data), shard_size)
+        return ShardIndex(self._index.decode(data), shard_size)
 
-
-def _parse_layout(configuration: Mapping[str, JSON], shape: tuple[int, ...]) -> _ShardLayout:
-    shards = parse_shards(configuration, shape)
-    per_shard = tuple(whole // extent for extent, whole in zip(shards.inner_shape, shape, strict=True))
-    entries = Representation.array(_OFFSETS, (*per_shard, 2))
-    index = Decoder(shards.index_codecs, entries, PipelineContext(untyped=False))
-    if not index.encoded.exact:
-        raise CodecError(SHARDING, "the index is compressed, so that its length is unknown")
-    return _ShardLayout(shards.inner_shape, per_shard, shards.codecs, index, shards.index_location)
+    def shard(self, index: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+        """Return the index of the shard that holds the inner chunk at `index`, and the chunk's number in it."""
+        shard, number = [], 0
+        for at, count in zip(index, self.per_shard, strict=True):
+            shard_at, within = divmod(at, count)
+            shard.append(shard_at)
+            number = number * count + within
+        return tuple(shard), number
 
 
 def _sharding(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
     """Make the codec of whole shards."""
     if decoded.dtype is None:
         raise CodecError(SHARDING, "made for arrays, not for bytes")
-    layout, dtype = _parse_layout(configuration, decoded.shape), decoded.dtype
+    layout, dtype = Sharding(configuration, decoded.shape), decoded.dtype
     inner = Decoder(layout.codecs, Representation.array(dtype, layout.inner_shape), context)
     background = None if context.filtered else _fill_scalar(dtype, context)
 
@@ -443,22 +417,6 @@ def _fill_scalar(dtype: np.dtype[Any], context: PipelineContext) -> Array:
     return np.frombuffer(context.fill, dtype)[0:1].reshape(()) if context.fill else np.zeros((), dtype)
 
 
-@dataclasses.dataclass(frozen=True)
-class Sharding(_ShardLayout):
-    """The shards of an array, whose inner chunks can be read one by one."""
-
-    inner: ArrayMetadata  # the array with the inner chunks as chunks: decode_chunk(inner, data) decodes one
-
-    def shard(self, index: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-        """Return the index of the shard that holds the inner chunk at `index`, and the chunk's number in it."""
-        shard, number = [], 0
-        for at, count in zip(index, self.per_shard, strict=True):
-            shard_at, within = divmod(at, count)
-            shard.append(shard_at)
-            number = number * count + within
-        return tuple(shard), number
-
-
 def sharding_of(array: ArrayMetadata) -> Sharding | None:
     """Return the sharding of `array`; None if its chunks are not shards or can only be decoded whole.
 
@@ -466,12 +424,13 @@ def sharding_of(array: ArrayMetadata) -> Sharding | None:
     """
     if len(array.codecs) != 1 or array.codecs[0].name != SHARDING:
         return None
-    layout = _parse_layout(array.codecs[0].configuration, array.grid.chunks)
+    found = Sharding(array.codecs[0].configuration, array.grid.chunks)
     try:
-        grid = Grid(array.shape, layout.inner_shape)
+        grid = Grid(array.shape, found.inner_shape)
     except ValueError as exc:
         raise CodecError(SHARDING, str(exc)) from exc
-    return Sharding(**vars(layout), inner=dataclasses.replace(array, grid=grid, codecs=layout.codecs))
+    found.inner = dataclasses.replace(array, grid=grid, codecs=found.codecs)
+    return found
 
 
 def inner_array(array: ArrayMetadata) -> ArrayMetadata | None:

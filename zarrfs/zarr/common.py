@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zarrfs.zarr import dtypes
 from zarrfs.zarr.dtypes import DataType
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.grid import Grid, one_for_empty
@@ -37,37 +36,14 @@ def node_attributes(document: Mapping[str, JSON]) -> dict[str, JSON]:
     return found or {}
 
 
-def is_order_f(value: JSON, name: str) -> bool:
-    """Return True for memory order F, False for C. Raise MetadataError for other values of the member `name`."""
-    if value not in ("C", "F"):
-        raise MetadataError(f"{name}: neither C nor F")
-    return bool(value == "F")
-
-
-def data_type(value: JSON, codecs: list[JSON]) -> DataType:
-    """Parse a dtype of Zarr v2. `|O` means text if `codecs` include vlen-utf8, and bytes if they include vlen-bytes.
-
-    Raise MetadataError if the dtype is invalid.
-    """
-    dtype = dtypes.parse_v2(value)
-    if dtype.kind == "O":
-        names = {codec.get("id") for codec in codecs if isinstance(codec, dict) and isinstance(codec.get("id"), str)}
-        if "vlen-utf8" in names:
-            return dtypes.TEXT
-        if "vlen-bytes" in names:
-            return dtypes.BYTES
-    return dtype
-
-
-def regular_grid(shape: JSON, chunks: JSON, dtype: DataType, empty: bool = True) -> Grid:
+def regular_grid(shape: JSON, chunks: JSON, dtype: DataType) -> Grid:
     """Make the chunk grid of an array from its members shape and chunks, both in items.
 
-    With `empty`, a chunk extent of 0 is accepted where the shape is 0 as well, and read as 1. Raise MetadataError if
-    the members are invalid, or chunks have more than 2^63 - 1 bytes, which no process can address (decoding has a
-    smaller bound).
+    A chunk extent of 0 is accepted where the shape is 0 as well, and read as 1. Raise MetadataError if the members are
+    invalid, or chunks have more than 2^63 - 1 bytes, which no process can address (decoding has a smaller bound).
     """
     try:
-        grid = Grid(shape, one_for_empty(shape, chunks) if empty else chunks)
+        grid = Grid(shape, one_for_empty(shape, chunks))
     except ValueError as error:
         raise MetadataError(str(error)) from None
     if len(grid.shape) > DIMENSIONS_MAX:

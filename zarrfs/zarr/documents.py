@@ -5,8 +5,6 @@ Source: Zarr v3 core; Zarr v2 specification; zarr-legacy-persistence (0.4.0); st
 
 from __future__ import annotations
 
-import dataclasses
-import marshal
 from collections.abc import Callable
 
 from zarrfs.system.buffers import Buffer
@@ -18,27 +16,8 @@ from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
 DOCUMENT_MAX = 256 << 20  # bytes; longer documents are not read
 Metadata = ArrayMetadata | GroupMetadata
 
-_CACHED = 1024  # parsed v2 arrays
-_arrays: dict[bytes, ArrayMetadata] = {}
-
-
-def _array_v2(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetadata:
-    """Parse a `.zarray`. Results are cached by content, because many arrays of a hierarchy have the same document."""
-    try:
-        text = marshal.dumps(document, 2)  # distinguishes NaN from null, and 1 from 1.0
-    except ValueError:  # nested too deeply
-        return v2.parse_array(document, attributes)
-    found = _arrays.get(text)
-    if found is None:
-        found = v2.parse_array(document, {})
-        if len(_arrays) >= _CACHED:
-            _arrays.clear()
-        _arrays[text] = found
-    return dataclasses.replace(found, attributes=attributes)
-
-
 _PARSERS: dict[str, Callable[[dict[str, JSON], dict[str, JSON]], Metadata]] = {
-    ".zarray": _array_v2,
+    ".zarray": v2.parse_array,
     ".zgroup": v2.parse_group,
     "__zmeta__": legacy.parse_v0,
     "meta": legacy.parse_v1,

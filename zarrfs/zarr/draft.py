@@ -6,16 +6,16 @@ The root has `zarr.json` (the entry point), `meta/root/a.group.json`, `meta/root
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 from zarrfs.system.buffers import Buffer
-from zarrfs.zarr import fillvalues
-from zarrfs.zarr.common import data_type, is_order_f, node_attributes, regular_grid, required
+from zarrfs.zarr import v2
+from zarrfs.zarr.common import node_attributes, required
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON, load_json
 from zarrfs.zarr.keys import DRAFT, KeyTemplate
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
-from zarrfs.zarr.pipelines import pipeline_from_v2
 
 META_ROOT, DATA_ROOT = "meta/root", "data/root"
 _PROTOCOL = "https://purl.org/zarr/spec/protocol/core/3."
@@ -94,24 +94,19 @@ def _array(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetad
     if document.get("storage_transformers"):
         raise MetadataError("storage_transformers: none is known")
     attributes = dict(attributes)
-    filters = attributes.pop("filters", None) or []  # zarr-python 2 stored them as an attribute
-    if not isinstance(filters, list):
-        raise MetadataError("filters: not a list")
+    # zarr-python 2 stored filters as an attribute
+    members = {"zarr_format": 2, "filters": attributes.pop("filters", None)}
     value = required(document, "data_type")
     if isinstance(value, dict):  # an extension: zarr-python 2 used one for each type that is not a number
         value = required(value, "type")
-    dtype = data_type(value, filters)
-    grid_document = required(document, "chunk_grid")
-    if not isinstance(grid_document, dict) or grid_document.get("type", "regular") != "regular":
+    grid = required(document, "chunk_grid")
+    if not isinstance(grid, dict) or grid.get("type", "regular") != "regular":
         raise MetadataError("chunk_grid: not a regular one")
-    grid = regular_grid(required(document, "shape"), required(grid_document, "chunk_shape"), dtype)
-    fill, fill_object = fillvalues.from_v2(document.get("fill_value"), dtype)
-    order_f = is_order_f(document.get("chunk_memory_layout", "C"), "chunk_memory_layout")
-    compressor = _compressor(document.get("compressor"))
-    codecs = pipeline_from_v2(dtype, len(grid.shape) if order_f else 0, filters, compressor)
-    return ArrayMetadata(
-        "v3-draft", grid.shape, grid, dtype, fill, codecs, _keys(grid_document), attributes, fill_object=fill_object
-    )
+    members |= {"shape": required(document, "shape"), "chunks": required(grid, "chunk_shape"), "dtype": value}
+    members |= {"fill_value": document.get("fill_value"), "order": document.get("chunk_memory_layout", "C")}
+    members["compressor"] = _compressor(document.get("compressor"))
+    found = v2.parse_array(members, attributes)
+    return dataclasses.replace(found, generation="v3-draft", keys=_keys(grid), keys_assumed=False)
 
 
 def _compressor(value: JSON) -> JSON:

@@ -30,23 +30,6 @@ _NOT_A_TIME = -(1 << 63)
 _SIGNS = {"little": "<", "big": ">", None: "<"}
 
 
-def from_v0_v1(value: JSON, dtype: DataType) -> Fill:
-    """Parse a fill value of v0 or v1; null means undefined. Raise MetadataError.
-
-    It has the form of v2, but bytes are plain text. Values that numpy 1 converted, such as 3.7 to an integer, are
-    refused.
-    """
-    if dtype.kind == "S" and isinstance(value, str):
-        value = _ascii(value, dtype)
-    if isinstance(value, bytes):  # also from pickles of zarr 0.3
-        if dtype.kind not in "SV":
-            raise _wrong(value.decode("latin-1"), dtype)
-        return _padded(value, value.decode("latin-1"), dtype), None
-    if value is not None and any(inner.kind in "SUV" for _name, inner, _shape in dtype.fields or ()):
-        raise _wrong(value, dtype)  # numpy 1 converted 0 to the text "0"
-    return from_v2(value, dtype)
-
-
 def from_v2(value: JSON, dtype: DataType) -> Fill:
     """Parse a fill value of v2; null means undefined. Raise MetadataError."""
     if value is None:

@@ -89,15 +89,11 @@ def packbits(configuration: Mapping[str, JSON], decoded: Representation, context
     """Make the codec that packs eight booleans into a byte. The first byte counts the unused bits of the last one."""
     if decoded.dtype is None or decoded.dtype.itemsize != 1:
         raise CodecError("packbits", "packs nothing but booleans")
-    items, dtype = decoded.items, decoded.dtype
+    import numcodecs
 
-    def decode(value: Array) -> Array:
-        packed = np.asarray(value).reshape(-1).view(np.uint8)
-        if packed[0] != -items % 8:
-            raise CodecError("packbits", f"{packed[0]} unused bits where {items} items leave {-items % 8}")
-        return np.unpackbits(packed[1:], count=items).view(dtype)
-
-    return decode, Representation.array(np.dtype(np.uint8), (1 + -(-items // 8),))
+    codec, dtype = numcodecs.PackBits(), decoded.dtype
+    encoded = Representation.array(np.dtype(np.uint8), (1 + -(-decoded.items // 8),))
+    return lambda value: codec.decode(value).view(dtype), encoded
 
 
 def shuffle(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:

@@ -5,18 +5,17 @@ Source: zarr-legacy-persistence (0.4.0); Zarr v1 specification; stores written b
 
 from __future__ import annotations
 
-from typing import NoReturn
+import base64
+import dataclasses
 
 from zarrfs.system.buffers import Buffer
-from zarrfs.zarr import dtypes, fillvalues
-from zarrfs.zarr.common import check_format, is_order_f, regular_grid, required
+from zarrfs.zarr import dtypes, v2
+from zarrfs.zarr.common import check_format, required
 from zarrfs.zarr.dtypes import DataType
 from zarrfs.zarr.errors import MetadataError
-from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.jsontext import JSON, load_json
-from zarrfs.zarr.keys import FLAT, V0
-from zarrfs.zarr.model import ArrayMetadata, CodecSpec
-from zarrfs.zarr.pipelines import PREFIX, blosc_codec, bytes_codec, order_f_codec
+from zarrfs.zarr.keys import V0
+from zarrfs.zarr.model import ArrayMetadata
 
 _META_MAX = 1 << 20  # bytes; documents of Zarr v1 are far shorter
 
@@ -40,11 +39,8 @@ def load_meta(data: Buffer) -> dict[str, JSON]:
 
 def parse_v0(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetadata:
     """Parse the members of a `__zmeta__`. Raise MetadataError."""
-    dtype, grid = _dtype_and_grid(document)
     opts = {name: required(document, name) for name in ("cname", "clevel", "shuffle")}
-    fill, _ = fillvalues.from_v0_v1(required(document, "fill_value"), dtype)
-    codecs = bytes_codec(dtype), blosc_codec(opts, dtype.itemsize, "cname")
-    return ArrayMetadata("v0", grid.shape, grid, dtype, fill, codecs, V0, attributes)
+    return dataclasses.replace(_parse(document, attributes, {**opts, "id": "blosc"}), generation="v0", keys=V0)
 
 
 def parse_v1(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetadata:
@@ -53,42 +49,47 @@ def parse_v1(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMet
     Memory order F applies to chunks that Blosc compressed; zarr 1.x passed bytes in order C to other compressors.
     """
     check_format(document, 1)
-    dtype, grid = _dtype_and_grid(document)
-    compression = _compression(document.get("compression"), document.get("compression_opts"), dtype)
-    fill, _ = fillvalues.from_v0_v1(required(document, "fill_value"), dtype)
-    codecs = [bytes_codec(dtype), *compression]
-    if is_order_f(document.get("order", "C"), "order") and compression and compression[0].name == "blosc":
-        codecs[:0] = [order_f_codec(len(grid.shape))] if len(grid.shape) > 1 else []
-    return ArrayMetadata("v1", grid.shape, grid, dtype, fill, tuple(codecs), FLAT, attributes)
+    name, opts, order = document.get("compression"), document.get("compression_opts"), document.get("order", "C")
+    if name not in (None, "none", "blosc", "zlib", "bz2", "lzma"):
+        raise MetadataError(f"compression {str(name)[:60]!r} is not known")
+    if name in ("zlib", "bz2"):
+        opts = {"level": 1 if opts is None else opts} if opts is None or type(opts) is int else None
+    if name == "lzma" and opts is None:
+        opts = {}
+    compressor = {"id": name, **opts} if isinstance(opts, dict) and "id" not in opts else None
+    if name in (None, "none"):
+        compressor = None
+    elif compressor is None:
+        raise MetadataError(f"compression_opts: not those of {name}")
+    found = _parse(document, attributes, compressor, "C" if order == "F" and name != "blosc" else order)
+    return dataclasses.replace(found, generation="v1")
 
 
-def _dtype_and_grid(document: dict[str, JSON]) -> tuple[DataType, Grid]:
+def _parse(
+    document: dict[str, JSON], attributes: dict[str, JSON], compressor: JSON, order: JSON = "C"
+) -> ArrayMetadata:
+    """Parse the members that v0 and v1 share, as those of v2."""
     dtype = dtypes.parse_v2(required(document, "dtype"))
     if dtype.kind == "O":
         raise MetadataError("dtype |O: chunks hold addresses, not objects")
-    grid = regular_grid(required(document, "shape"), required(document, "chunks"), dtype, empty=False)
-    if not grid.shape:
+    if required(document, "shape") == []:
         raise MetadataError("shape: no dimensions, which Zarr before v2 did not have")
-    return dtype, grid
+    same = {name: required(document, name) for name in ("shape", "chunks", "dtype")}
+    fill = fill_in_v2(required(document, "fill_value"), dtype)
+    about = {"zarr_format": 2, **same, "fill_value": fill, "compressor": compressor, "order": order}
+    return dataclasses.replace(v2.parse_array(about, attributes), keys_assumed=False)
 
 
-def _compression(name: JSON, opts: JSON, dtype: DataType) -> list[CodecSpec]:
-    if name in (None, "none"):
-        return []
-    if name == "blosc":
-        if not isinstance(opts, dict):
-            _refuse("blosc")
-        return [blosc_codec(opts, dtype.itemsize, "compression_opts")]
-    if name in ("zlib", "bz2"):
-        if type(opts) is not int and opts is not None:
-            _refuse(name)
-        return [CodecSpec(f"{PREFIX}{name}", {"level": 1 if opts is None else opts})]
-    if name == "lzma":
-        if not isinstance(opts, dict) and opts is not None:
-            _refuse(name)
-        return [CodecSpec(f"{PREFIX}lzma", dict(opts or {}))]
-    raise MetadataError(f"compression {str(name)[:60]!r} is not known")
+def fill_in_v2(value: JSON, dtype: DataType) -> JSON:
+    """Return a fill value as in v2, where bytes are base64; in v0 and v1, they are plain text, or bytes of a pickle.
 
-
-def _refuse(name: str) -> NoReturn:
-    raise MetadataError(f"compression_opts: not those of {name}")
+    Raise MetadataError for values that numpy 1 converted, such as 0 to the text "0" in fields.
+    """
+    if dtype.kind == "S" and isinstance(value, str):
+        value = value.encode() if value.isascii() else value
+    if isinstance(value, bytes) and dtype.kind in "SV" and len(value) <= dtype.itemsize:
+        return base64.b64encode(value).decode()
+    texts = any(inner.kind in "SUV" for _name, inner, _shape in dtype.fields or ())
+    if isinstance(value, bytes) or (isinstance(value, str) and dtype.kind == "S") or (value is not None and texts):
+        raise MetadataError(f"fill_value: {value!r:.60} is not a value of dtype {dtype.text}")
+    return value

@@ -15,6 +15,7 @@ from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.keys import NESTED, KeyTemplate
 
 if TYPE_CHECKING:
+    from zarrfs.zarr.codecs import Decoder
     from zarrfs.zarr.dtypes import DataType
     from zarrfs.zarr.grid import Grid
 
@@ -46,6 +47,9 @@ class ArrayMetadata:
     fill_object: JSON = None  # the fill value of a dtype without a fixed size, or that numpy lacks, as in the document
     extensions: Mapping[str, JSON] = dataclasses.field(default_factory=dict)  # members of v3 that may be ignored
     keys_assumed: bool = False  # v2 without dimension_separator: old stores may nest chunks, see nested()
+    decoders: dict[tuple[int, ...], Decoder] = dataclasses.field(
+        default_factory=dict, init=False, compare=False, repr=False  # by shape of chunks, see codecs.decoder_of()
+    )
 
     @property
     def ndim(self) -> int:

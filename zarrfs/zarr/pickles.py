@@ -126,7 +126,7 @@ def _text(value: Any) -> Any:
 
 
 def _fill(value: Any) -> JSON:
-    """Convert a fill value to the form that fillvalues.from_v0_v1() takes."""
+    """Convert a fill value to the form that legacy.fill_in_v2() takes."""
     if not isinstance(value, _Scalar):
         return value
     dtype = dtypes.parse_v2(value.dtype.whole())

@@ -7,7 +7,7 @@ convention for dimension names.
 from __future__ import annotations
 
 from zarrfs.zarr import dtypes, fillvalues
-from zarrfs.zarr.common import check_format, data_type, is_order_f, regular_grid, required
+from zarrfs.zarr.common import check_format, regular_grid, required
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.keys import FLAT, NESTED, KeyTemplate
@@ -42,14 +42,19 @@ def parse_array(document: dict[str, JSON], attributes: dict[str, JSON]) -> Array
     if not isinstance(filters, list):
         raise MetadataError("filters: neither null nor a list")
     compressor = document.get("compressor")
-    dtype = data_type(required(document, "dtype"), [*filters, compressor])
+    dtype = dtypes.parse_v2(required(document, "dtype"))
+    if dtype.kind == "O":
+        names = [codec.get("id") for codec in (*filters, compressor) if isinstance(codec, dict)]
+        dtype = dtypes.TEXT if "vlen-utf8" in names else dtypes.BYTES if "vlen-bytes" in names else dtype
     separator = document.get("dimension_separator")
     if separator not in (None, ".", "/"):
         raise MetadataError("dimension_separator: neither . nor /")
     grid = regular_grid(required(document, "shape"), required(document, "chunks"), dtype)
     fill, fill_object = fillvalues.from_v2(document.get("fill_value"), dtype)
-    transposed = len(grid.shape) if is_order_f(document.get("order", "C"), "order") else 0
-    codecs = pipeline_from_v2(dtype, transposed, filters, compressor)
+    order = document.get("order", "C")
+    if order not in ("C", "F"):
+        raise MetadataError("order: neither C nor F")
+    codecs = pipeline_from_v2(dtype, len(grid.shape) if order == "F" else 0, filters, compressor)
     return ArrayMetadata(
         "v2", grid.shape, grid, dtype, fill, codecs, _KEYS[separator], attributes,
         fill_object=fill_object, keys_assumed=separator is None,
