@@ -494,51 +494,6 @@ def test_cookies_are_sent_only_to_the_server_that_set_them() -> None:
     run(serve, check)
 
 
-# -- truncated bodies
-
-
-@pytest.mark.parametrize("cuts", [1, 3])
-@pytest.mark.parametrize("reset", [False, True])
-def test_a_truncated_long_body_is_resumed(cuts: int, reset: bool) -> None:
-    async def serve(peer: Peer) -> None:
-        while (request := await peer.heard()) is not None:
-            headers, body = part(request, LONG)
-            answer = head("206 OK", 'ETag: "1"', *headers) + body
-            if len(peer.server.requests) <= cuts:
-                await peer.send(answer[: len(answer) // 2])
-                if reset:
-                    await trio.testing.wait_all_tasks_blocked()
-                    await peer.reset()
-                return
-            await peer.send(answer)
-
-    async def check(web: HttpSystem, server: Scripted) -> None:
-        assert await get(web, server, 5, len(LONG)) == LONG[5:]
-        starts = [asked(request)[0] for request in server.requests]
-        assert len(starts) == cuts + 1
-        assert starts == sorted(set(starts))
-        assert all('If-Range: "1"' in request for request in server.requests[1:])
-
-    run(serve, check)
-
-
-@pytest.mark.parametrize("then", ["206 Other", "200 OK"])
-def test_a_truncated_body_is_not_resumed_in_another_version(then: str) -> None:
-    async def serve(peer: Peer) -> None:
-        while (request := await peer.heard()) is not None:
-            headers, body = part(request, LONG)
-            if len(peer.server.requests) == 1:
-                await peer.send((head("206 OK", 'ETag: "1"', *headers) + body)[: len(body) // 2])
-                return
-            await peer.send(head(then, 'ETag: "2"', *headers) + body)
-
-    async def check(web: HttpSystem, server: Scripted) -> None:
-        with pytest.raises(Transient, match="cut off"):
-            await get(web, server, 5, len(LONG))
-
-    run(serve, check)
-
-
 # -- responses in pieces
 
 

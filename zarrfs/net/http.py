@@ -1,7 +1,7 @@
 """HttpSystem: ranges, sizes and listings of web servers.
 
 Bytes of another range are never returned: a 206 must name the range that it contains, and the range is cut out of a
-200, which contains the whole value. Source: RFC 9110 (14 range requests, 13.1.5 If-Range, 15 status codes).
+200, which contains the whole value. Source: RFC 9110 (14 range requests, 15 status codes).
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ _PARSED_AT_ONCE = 64 << 10  # characters: a longer listing is parsed in a thread
 _WHOLE = 8 << 20  # bytes: for a longer part of a body, memory is allocated as the bytes arrive
 _PIECE = 256 << 10  # bytes of an encoded body that are decoded in one step
 _ERROR_MAX = 8 << 10  # bytes that are read of an error message
-_RESUMED_MIN = 64 << 10  # bytes: a body that is cut off earlier is requested again as a whole
 RANGE = re.compile(r"bytes\s+(\d+)-(\d+)/(\d+|\*)\s*$", re.IGNORECASE)
 _SERVED = (200, 203, 204, 206)  # statuses of answers that contain the value; the body of another 2xx is a message
 _OF_BUCKETS = ("x-amz-request-id", "x-ms-request-id")  # headers of object stores
@@ -109,12 +108,8 @@ class HttpSystem(System):
         more = ""
         if start or stop is not None:
             more = f"Range: bytes={start}-{'' if stop is None else stop - 1}\r\n"
-        response = await self._web.request("GET", url, more)
-        try:
-            async with response:
-                return await self._received(response, url, start, stop)
-        except Cut as exc:
-            return await self._resumed(response, url, start, stop, exc)
+        async with await self._web.request("GET", url, more) as response:
+            return await self._received(response, url, start, stop)
 
     async def _received(self, response: Response, url: str, start: int, stop: int | None) -> Fetched:
         """Return the requested bytes of an answer."""
@@ -132,10 +127,10 @@ class HttpSystem(System):
                 raise too_large(without_secrets(url), self._limit)
             size = (end if stop is None else min(stop, end)) - start
             if 0 <= response.body.left < size:  # do not read on into the next answer
-                raise Transient("the answer was cut off", begun=True)
+                raise Cut
             data = await response.body.read(size)
             if len(data) < size:
-                raise Cut("the answer was cut off", data)
+                raise Cut
             return with_attributes(Fetched(data, tag(response), total), response, start)
         if status == 416:
             match = re.match(r"bytes\s+\*/(\d+)", headers.get("Content-Range"))
@@ -159,32 +154,6 @@ class HttpSystem(System):
         if stop is None and len(data) > self._limit:
             raise too_large(without_secrets(url), self._limit)
         return Fetched(data, tag(response), total if len(data) == want else seen, ranged=False)
-
-    async def _resumed(self, response: Response, url: str, start: int, stop: int | None, cut: Cut) -> Fetched:
-        """Return a range whose answer was cut off, after requests for the rest. Raise `cut` if that is not possible.
-
-        If the server has another version of the value by now, If-Range makes it send all of that instead of a 206.
-        """
-        version, data = response.headers.get("ETag"), bytearray()
-        strong = response.status == 206 and version.startswith('"') and stop is not None
-        while strong and len(cut.data) >= _RESUMED_MIN:
-            data += cut.data
-            at = start + len(data)
-            more = f"Range: bytes={at}-{(stop or 0) - 1}\r\nIf-Range: {version}\r\n"
-            rest = await self._web.request("GET", url, more)
-            try:
-                async with rest:
-                    if rest.status != 206 or rest.headers.get("ETag") != version:
-                        raise cut
-                    found = await self._received(rest, url, at, stop)
-            except Cut as again:
-                if again is cut:
-                    raise
-                cut = again
-                continue
-            data += found.data
-            return with_attributes(found._replace(data=data), response, start)
-        raise cut
 
     # -- names
 
@@ -309,7 +278,7 @@ async def _decoded(response: Response, window: int) -> AsyncIterator[bytes]:
             if piece:
                 await trio.lowlevel.checkpoint()
     if begun:
-        raise Cut("the answer was cut off", b"")
+        raise Cut
 
 
 async def _check_bucket(response: Response, url: str) -> None:

@@ -7,12 +7,9 @@ task, thread or copy.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import socket
 import ssl
-import struct
-import termios
 
 import trio
 
@@ -26,28 +23,26 @@ _FIRST = 16 << 10  # bytes that are received in one call until the body begins
 _LOW = 1 << 20  # bytes of a long body that the kernel gathers before it wakes the reader
 _RECORD = 17 << 10  # bytes of the longest TLS record, of which OpenSSL may hold a part already
 _DRAIN = 16 << 10  # bytes: a shorter rest of an unwanted body is received, so that the connection can be used again
-_RANGE = b"HTTP/1.1 206 "
-_STEPS = 64  # steps before a connection yields to other tasks
-_RECEIVE = 8  # steps that one receive() counts as
+_STEPS = 64  # calls of recv(2) before a connection yields to other tasks
 
 
 class Cut(Transient):
-    """A body that ended too early; `data` has the bytes that were received before."""
+    """A body that ended too early."""
 
-    def __init__(self, reason: str, data: Buffer) -> None:
-        super().__init__(reason, begun=True)
-        self.data = data
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(f"the answer was cut off: {reason}" if reason else "the answer was cut off", begun=True)
 
 
 class Connection:
     """A connection, for one request after the other."""
 
-    __slots__ = ("ahead", "sock", "steps", "tls")
+    __slots__ = ("_low", "_steps", "ahead", "sock", "tls")
 
     def __init__(self, sock: socket.socket, tls: bool) -> None:
         self.sock, self.tls = sock, tls
-        self.ahead = b""  # bytes that were received after the head
-        self.steps = 0  # since the connection last waited
+        self.ahead = b""  # bytes that were received, but not returned yet
+        self._low = 1  # bytes that the kernel gathers before the socket is readable: SO_RCVLOWAT
+        self._steps = 0  # since the connection last waited
 
     def close(self) -> None:
         """Close the socket immediately. TLS sends no close_notify, because that may have to wait for the server."""
@@ -60,34 +55,55 @@ class Connection:
                 data = data[self.sock.send(data) :]
             except (BlockingIOError, ssl.SSLWantWriteError):
                 await trio.lowlevel.wait_writable(self.sock)
-            except ssl.SSLWantReadError:
-                await trio.lowlevel.wait_readable(self.sock)
 
-    async def receive(self, most: int, flags: int = 0) -> bytes:
-        """Wait for bytes and return them, up to `most`; b"" at the end. `flags` are for connections without TLS."""
-        await self.step(_RECEIVE)
+    async def receive(self, most: int) -> bytes:
+        """Wait for bytes and return them, up to `most`; b"" at the end."""
+        await self._step()
+        if self.ahead:
+            data, self.ahead = self.ahead[:most], self.ahead[most:]
+            return data
         while True:
             try:
-                return self.sock.recv(most, flags)
+                return self.sock.recv(most)
             except WAITS:
-                self.steps = 0
-                await trio.lowlevel.wait_readable(self.sock)
-            except ssl.SSLWantWriteError:
-                await trio.lowlevel.wait_writable(self.sock)
+                await self._wait(1)
 
-    async def step(self, weight: int = 1) -> None:
+    async def read(self, size: int) -> bytearray:
+        """Receive exactly `size` bytes. Raise Cut, OSError."""
+        data, got = unfilled(size), min(size, len(self.ahead))
+        data[:got], self.ahead = self.ahead[:got], self.ahead[got:]
+        with memoryview(data) as view:
+            while got < size:
+                await self._step()
+                try:
+                    with view[got:] as rest:
+                        count = self.sock.recv_into(rest)
+                except WAITS:
+                    await self._wait(size - got)
+                    continue
+                if not count:
+                    raise Cut
+                got += count
+        return data
+
+    async def _step(self) -> None:
         """Yield to other tasks after many steps without a wait, so that a fast server does not hold them up."""
-        self.steps += weight
-        if self.steps >= _STEPS:
-            self.steps = 0
+        self._steps += 1
+        if self._steps >= _STEPS:
+            self._steps = 0
             await trio.lowlevel.checkpoint()
 
-    async def receive_of_body(self, most: int) -> bytes:
-        """Wait for bytes of a body and return them, as receive() does. Raise Cut if the connection fails."""
-        try:
-            return await self.receive(most)
-        except OSError as exc:
-            raise Cut(f"the answer was cut off: {exc.strerror or exc}", b"") from exc
+    async def _wait(self, wanted: int) -> None:
+        """Wait until the kernel has gathered `wanted` bytes, at most _LOW, or the connection has ended."""
+        if self.tls:  # encrypted data is longer, but OpenSSL may hold the beginning of a record already
+            wanted -= _RECORD
+        low = max(1, min(_LOW, wanted))
+        if low != self._low:
+            self._low = low
+            with contextlib.suppress(OSError):  # the server has reset the connection
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low)
+        self._steps = 0
+        await trio.lowlevel.wait_readable(self.sock)
 
     async def head(self) -> Head | None:
         """Receive the head of an answer; return None if the connection ends before any byte of it.
@@ -95,115 +111,34 @@ class Connection:
         Raise BadAnswer, Transient, OSError. Interim answers (RFC 9110, 15.2) are skipped.
         """
         while True:
-            data = await self._head()
+            if not self.ahead:
+                await self._wait(1)
+            data, seen = await self.receive(_FIRST), 0
             if not data:
                 return None
-            head = messages.parse_head(data)
+            while not (length := messages.end_of_head(data, seen)):
+                seen = len(data)
+                more = await self.receive(_FIRST)
+                if not more:
+                    raise Transient("the connection was closed before an answer came")
+                data += more
+            self.ahead = data[length:] + self.ahead
+            head = messages.parse_head(data[:length])
             if head.status >= 200:
                 return head
             if head.status == 101:
                 raise BadAnswer("it switches protocols")
-            await self.step()
-
-    async def _head(self) -> bytes:
-        data, self.ahead = self.ahead, b""
-        if not data and not self.tls:
-            self.steps = 0
-            await trio.lowlevel.wait_readable(self.sock)
-            seen = await self.receive(_FIRST, socket.MSG_PEEK)
-            # for a range, receive only the head if it is complete, and then the body into memory of its own
-            end = seen.find(b"\r\n\r\n") + 4 if seen.startswith(_RANGE) else 0
-            data = await self.receive(end if end > 3 else _FIRST)
-        elif not data:
-            data = await self.receive(_FIRST)
-        if not data:
-            return b""
-        seen_bytes = 0
-        while not (length := messages.end_of_head(data, seen_bytes)):
-            seen_bytes = len(data)
-            more = await self.receive(_FIRST)
-            if not more:
-                raise Transient("the connection was closed before an answer came")
-            data += more
-        self.ahead = data[length:]
-        return data[:length]
-
-    async def read(self, size: int) -> Buffer:
-        """Receive exactly `size` bytes. Raise Cut."""
-        begun, self.ahead = self.ahead[:size], self.ahead[size:]
-        got: int = len(begun)
-        if got == size:
-            return begun
-        low = 1
-        try:
-            if not got and not self.tls and size <= _LOW:  # recv() does not fill its memory with zeros first
-                if _available(self.sock) < size:
-                    low = self._wait_for(size, low)
-                    await trio.lowlevel.wait_readable(self.sock)
-                begun = await self.receive_of_body(size)
-                got = len(begun)
-                if got == size:
-                    return begun
-                if not got:
-                    raise Cut("the answer was cut off", b"")
-            data = unfilled(size)
-            data[:got] = begun
-            with memoryview(data) as view:
-                round_ = 0
-                while got < size:
-                    try:
-                        with view[got:] as rest:
-                            count = self.sock.recv_into(rest)
-                    except WAITS:
-                        low = self._wait_for(size - got, low)
-                        await trio.lowlevel.wait_readable(self.sock)
-                        continue
-                    except OSError as exc:
-                        raise Cut(f"the answer was cut off: {exc.strerror or exc}", bytes(view[:got])) from exc
-                    if not count:
-                        raise Cut("the answer was cut off", bytes(view[:got]))
-                    got += count
-                    round_ += count
-                    if round_ >= _LOW:  # let other tasks run, even if the server sends faster than this receives
-                        round_ = 0
-                        await trio.lowlevel.checkpoint()
-            return data
-        finally:
-            if low != 1:
-                self._set_low(1)
-
-    def _wait_for(self, wanted: int, low: int) -> int:
-        """Make the kernel gather `wanted` bytes, at most _LOW, before the socket is readable; return their number.
-
-        `low` is the present value of SO_RCVLOWAT.
-        """
-        if self.tls:  # encrypted data is longer, but OpenSSL may hold the beginning of a record already
-            wanted -= _RECORD
-        wanted = max(1, min(_LOW, wanted))
-        if wanted != low:
-            self._set_low(wanted)
-        return wanted
-
-    def _set_low(self, low: int) -> None:
-        with contextlib.suppress(OSError):  # the server has reset the connection
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low)
 
     def is_quiet(self) -> bool:
         """Return whether the server has neither sent data nor closed the connection, so that it can be used again."""
         try:
             socket.socket.recv(self.sock, 1, socket.MSG_PEEK)  # for TLS, peek at the encrypted bytes
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        if not self.tls:
-            return False
-        try:
-            self.sock.recv(1)  # the bytes may be just a TLS session ticket
-        except ssl.SSLWantReadError:
+            if self.tls:
+                self.sock.recv(1)  # the bytes may be just a TLS session ticket
+        except WAITS:
             return True
         except (OSError, ValueError):
-            return False
+            pass
         return False
 
 
@@ -220,34 +155,29 @@ class Body:
         self._chunk = 0  # bytes left of the present chunk
 
     async def read(self, most: int) -> Buffer:
-        """Return the next `most` bytes; fewer only at the end of the body. Raise Cut."""
+        """Return the next `most` bytes; fewer only at the end of the body. Raise Cut, BadAnswer, OSError."""
         if self.left >= 0:
-            size = min(most, self.left)
-            data = await self._connection.read(size)
-            self.left -= size
+            data = await self._connection.read(min(most, self.left))
+            self.left -= len(data)
             return data
         pieces = bytearray()
-        try:
-            while len(pieces) < most and (piece := await self.piece(most - len(pieces))):
-                pieces += piece
-        except Cut as exc:
-            exc.data = bytes(pieces) + exc.data
-            raise
+        while len(pieces) < most and (piece := await self.piece(most - len(pieces))):
+            pieces += piece
         return pieces
 
     async def piece(self, most: int = _LOW) -> bytes:
-        """Wait for bytes and return them, up to `most`; b"" at the end of the body. Raise Cut, BadAnswer."""
+        """Wait for bytes and return them, up to `most`; b"" at the end. Raise Cut, BadAnswer, OSError."""
         if self.left == CHUNKED:
             most = min(most, self._chunk or await self._next_chunk())
         elif self.left >= 0:
             most = min(most, self.left)
         if not most:
             return b""
-        data = await self._some(most)
+        data = await self._connection.receive(most)
         if self.left == TO_THE_END:
             self.left = TO_THE_END if data else 0
         elif not data:
-            raise Cut("the answer was cut off", b"")
+            raise Cut
         elif self.left == CHUNKED:
             self._chunk -= len(data)
             if not self._chunk and await self._line():
@@ -258,7 +188,7 @@ class Body:
 
     async def drain(self) -> bool:
         """Receive the rest if it is short and has already arrived; return whether the body is at its end."""
-        had = self._connection.steps = 0
+        had = 0
         with trio.CancelScope(deadline=-math.inf):  # do not wait for anything
             while self.left and self.left <= _DRAIN and self.left != TO_THE_END and had <= _DRAIN:
                 had += len(await self.piece(_DRAIN))
@@ -277,27 +207,13 @@ class Body:
 
     async def _line(self) -> bytes:
         """Receive a line; return it without its line end."""
-        connection = self._connection
-        await connection.step()
-        while (end := connection.ahead.find(b"\r\n")) < 0:
-            if len(connection.ahead) > LINE_MAX:
+        data = b""
+        while (end := data.find(b"\r\n")) < 0:
+            if len(data) > LINE_MAX:
                 raise BadAnswer("a line within its body is too long")
-            more = await connection.receive_of_body(_FIRST)
+            more = await self._connection.receive(_FIRST)
             if not more:
-                raise Cut("the answer was cut off", b"")
-            connection.ahead += more
-        line, connection.ahead = connection.ahead[:end], connection.ahead[end + 2 :]
-        return line
-
-    async def _some(self, most: int) -> bytes:
-        connection = self._connection
-        if connection.ahead:
-            data, connection.ahead = connection.ahead[:most], connection.ahead[most:]
-            return data
-        return await connection.receive_of_body(most)
-
-
-def _available(sock: socket.socket) -> int:
-    """Return how many bytes can be received now."""
-    found: int = struct.unpack("i", fcntl.ioctl(sock, termios.FIONREAD, bytes(4)))[0]
-    return found
+                raise Cut
+            data += more
+        self._connection.ahead = data[end + 2 :] + self._connection.ahead
+        return data[:end]

@@ -7,6 +7,7 @@ address matters. Source: RFC 9110 (15.4 redirects), RFC 6265 (cookies).
 
 from __future__ import annotations
 
+import contextlib
 import re
 import ssl
 import time
@@ -20,7 +21,7 @@ from zarrfs.config.urls import names, place_of, web_place
 from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net.addresses import is_public, literal, not_public
 from zarrfs.net.connections import Pool, Server
-from zarrfs.net.messages import BadAnswer, Head, body_length
+from zarrfs.net.messages import Head, body_length
 from zarrfs.net.reach import Trust
 from zarrfs.net.responses import Transient
 from zarrfs.net.storeoptions import configuration
@@ -99,10 +100,12 @@ class Response:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        if kind is None or (isinstance(error, Exception) and not isinstance(error, Cut | BadAnswer | OSError)):
+        if kind is None or isinstance(error, ReadError) or (isinstance(error, Transient) and not error.begun):
             await self.release()
         else:
             self.close()
+        if isinstance(error, OSError):
+            raise Cut(error.strerror or str(error)) from error
 
     async def release(self) -> None:
         """Keep the connection for the next request if the rest of the body is short; else close it."""
@@ -313,7 +316,8 @@ class Web:
         while True:
             connection, used = await self._pool.take(server, where, self._timeout)
             try:
-                await connection.send(request)
+                with contextlib.suppress(ConnectionError, ssl.SSLError):  # what the server sent last says why
+                    await connection.send(request)
                 head = await connection.head()
                 if head is None:
                     if not used:
