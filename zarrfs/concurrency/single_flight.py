@@ -31,6 +31,9 @@ class SingleFlight(Generic[K]):
     def __init__(self) -> None:
         self._under_way: dict[K, _Flight] = {}
 
+    def __contains__(self, key: K) -> bool:
+        return key in self._under_way
+
     async def run(self, key: K, fetch: Callable[[], Awaitable[V]], cached: Callable[[], V | None]) -> V:
         """Return the result of `fetch`, or that of `cached` after another task has fetched `key`.
 

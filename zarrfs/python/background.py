@@ -16,28 +16,31 @@ from zarrfs.errors import first_cause
 T = TypeVar("T")
 
 _lock = threading.Lock()
-_nursery: tuple[trio.Nursery, trio.lowlevel.TrioToken] | None = None
+_token: trio.lowlevel.TrioToken | None = None
 
 
 def submit(function: Callable[..., Awaitable[T]], *arguments: Any) -> concurrent.futures.Future[T]:
     """Start a call on trio, from any other thread. Cancelling the future cancels the call."""
-    global _nursery
+    global _token
     with _lock:
-        if _nursery is None:
-            started: concurrent.futures.Future[tuple[trio.Nursery, trio.lowlevel.TrioToken]]
-            started = concurrent.futures.Future()
+        if _token is None:
+            started: concurrent.futures.Future[trio.lowlevel.TrioToken] = concurrent.futures.Future()
             threading.Thread(target=_run, args=(started,), name="zarrfs", daemon=True).start()
-            _nursery = started.result()
-        nursery, token = _nursery
+            _token = started.result()
+        token = _token
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
     scope = trio.CancelScope()
 
-    def cancel(future: concurrent.futures.Future[T]) -> None:
-        if future.cancelled():
-            token.run_sync_soon(scope.cancel)
+    async def answer() -> None:
+        with contextlib.suppress(concurrent.futures.InvalidStateError):  # the future was cancelled meanwhile
+            try:
+                with scope:
+                    future.set_result(await function(*arguments))
+            except Exception as exc:
+                future.set_exception(first_cause(exc))
 
-    future.add_done_callback(cancel)
-    token.run_sync_soon(nursery.start_soon, _answer, scope, future, function, arguments)
+    future.add_done_callback(lambda future: token.run_sync_soon(scope.cancel) if future.cancelled() else None)
+    token.run_sync_soon(trio.lowlevel.spawn_system_task, answer)
     return future
 
 
@@ -51,11 +54,10 @@ def call(function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
         raise
 
 
-def _run(started: concurrent.futures.Future[tuple[trio.Nursery, trio.lowlevel.TrioToken]]) -> None:
+def _run(started: concurrent.futures.Future[trio.lowlevel.TrioToken]) -> None:
     async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            started.set_result((nursery, trio.lowlevel.current_trio_token()))
-            await trio.sleep_forever()
+        started.set_result(trio.lowlevel.current_trio_token())
+        await trio.sleep_forever()
 
     try:
         trio.run(main)
@@ -65,22 +67,10 @@ def _run(started: concurrent.futures.Future[tuple[trio.Nursery, trio.lowlevel.Tr
         started.set_exception(exc)
 
 
-async def _answer(
-    scope: trio.CancelScope, future: concurrent.futures.Future[T], function: Callable[..., Awaitable[T]],
-    arguments: tuple[Any, ...],
-) -> None:  # fmt: skip
-    with contextlib.suppress(concurrent.futures.InvalidStateError):  # the future was cancelled meanwhile
-        try:
-            with scope:
-                future.set_result(await function(*arguments))
-        except Exception as exc:
-            future.set_exception(first_cause(exc))
-
-
 def _forget() -> None:
     """Start another thread in a forked process, which has no thread of its parent."""
-    global _lock, _nursery
-    _lock, _nursery = threading.Lock(), None
+    global _lock, _token
+    _lock, _token = threading.Lock(), None
 
 
 os.register_at_fork(after_in_child=_forget)

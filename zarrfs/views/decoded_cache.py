@@ -9,7 +9,7 @@ import trio
 
 from zarrfs.concurrency.budget import MemoryBudget
 from zarrfs.concurrency.lru import SizedLRU
-from zarrfs.concurrency.tasks import in_background
+from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.system.cpus import usable
 
 T = TypeVar("T")
@@ -34,17 +34,6 @@ class Decoded:
         return trio.current_time() - self.checked < _FRESH
 
 
-class _Decoding:
-    """A value being decoded, and its outcome."""
-
-    __slots__ = ("done", "error", "found")
-
-    def __init__(self) -> None:
-        self.done = trio.Event()
-        self.found: Decoded | None = None
-        self.error: Exception | None = None
-
-
 class DecodedCache:
     """An LRU cache of decoded values. Cached values and values being decoded together fit `budget`.
 
@@ -58,7 +47,7 @@ class DecodedCache:
         self.threads = usable() + 1  # one more than CPUs, because some wait for the event loop
         self._limiter = trio.CapacityLimiter(self.threads)
         self._kept: SizedLRU[Hashable, Decoded] = SizedLRU(lambda decoded: decoded.size)
-        self._flights: dict[Hashable, _Decoding] = {}
+        self._flights: SingleFlight[Hashable] = SingleFlight()
         self._expected = MemoryBudget(budget)
         self._hits = self._decoded = 0
 
@@ -76,22 +65,13 @@ class DecodedCache:
     async def get(self, key: Hashable, size: int, make: Callable[[], Awaitable[Decoded]]) -> Decoded:
         """Return the cached value of `key`, or the result of `make`, which needs about `size` bytes.
 
-        `make` runs in the background, and goes on if a waiter is cancelled; its exceptions are raised in every waiter.
         Pass `size` 0 for a value that another `make` waits for, because it must not wait for memory that the other one
         has reserved.
         """
         found = self.peek(key)
         if found is not None:
             return found
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = self._flights[key] = _Decoding()
-            in_background(self._fly, key, size, make, flight)
-        await flight.done.wait()
-        if flight.error is not None:
-            raise flight.error.with_traceback(None)
-        assert flight.found is not None
-        return flight.found
+        return await self._flights.run(key, lambda: self._make(key, size, make), lambda: self._kept.use(key))
 
     def drop(self, key: Hashable, found: Decoded) -> None:
         """Drop `found` if it is the cached value of `key`."""
@@ -114,22 +94,17 @@ class DecodedCache:
         """Return counters: `decoded` chunks, cache `hits`, and `kept` bytes of `budget`."""
         return {"decoded": self._decoded, "hits": self._hits, "kept": self._kept.bytes, "budget": self.budget}
 
-    async def _fly(self, key: Hashable, size: int, make: Callable[[], Awaitable[Decoded]], flight: _Decoding) -> None:
-        try:
-            if size:
-                await self._expected.take(size)
-                self._evict()
-            try:
-                found = flight.found = await make()
-            finally:
-                self._expected.give(size)
-            self._kept.put(key, found)
+    async def _make(self, key: Hashable, size: int, make: Callable[[], Awaitable[Decoded]]) -> Decoded:
+        if size:
+            await self._expected.take(size)
             self._evict()
-        except Exception as exc:
-            flight.error = exc
+        try:
+            found = await make()
         finally:
-            del self._flights[key]
-            flight.done.set()
+            self._expected.give(size)
+        self._kept.put(key, found)
+        self._evict()
+        return found
 
     def _evict(self) -> None:
         self._kept.evict(self.budget - self._expected.held, keep=bool(self.budget))

@@ -11,7 +11,6 @@ import binascii
 import math
 import re
 import struct
-from collections.abc import Callable
 from typing import Any
 
 from zarrfs.zarr.dtypes import DataType
@@ -21,9 +20,9 @@ from zarrfs.zarr.model import ArrayMetadata
 
 # (the bytes of an item, if items have a fixed size; the value, if they have none or numpy lacks their type)
 Fill = tuple[bytes | None, JSON]
-Read = Callable[[JSON, DataType], bytes]
 
 _DIGITS = re.compile(r"-?[0-9]{1,20}", re.ASCII)
+_BITS = re.compile(r"0x[0-9a-fA-F]*", re.ASCII)
 _TOKENS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _FORMATS = {2: "e", 4: "f", 8: "d"}
 _NOT_A_TIME = -(1 << 63)
@@ -32,24 +31,32 @@ _SIGNS = {"little": "<", "big": ">", None: "<"}
 
 def from_v2(value: JSON, dtype: DataType) -> Fill:
     """Parse a fill value of v2; null means undefined. Raise MetadataError."""
-    if value is None:
-        return None, None
-    if dtype.name:
-        return None, value
-    if dtype.itemsize:
-        return _read_v2(value, dtype), None
-    if dtype.kind == "O":
+    if value is None or dtype.name or dtype.kind == "O":
         return None, value
     if dtype.kind == "B" and type(value) in (int, float):  # zarr-python 2 wrote 0 for all kinds of objects
         return None, b""
-    return None, _object(value, dtype)
+    if dtype.kind == "b" and type(value) in (int, float) and value in (0, 1):
+        value = bool(value)
+    elif dtype.kind == "c" and not isinstance(value, list):
+        value = [value, 0]
+    elif dtype.kind == "V" and value == 0:
+        return bytes(dtype.itemsize), None
+    elif dtype.kind == "U" and isinstance(value, str | int | float):
+        value = str(value)[: dtype.itemsize // 4]
+    elif dtype.kind == "S" and isinstance(value, str | int | float):
+        return _bytes_v2(value, dtype), None
+    elif dtype.kind in "SV" and not isinstance(value, str):
+        raise _wrong(value, dtype)
+    elif dtype.kind in "mM" and isinstance(value, str):  # zarr-python 3.0 and releases before 2.2 wrote dates as text
+        return _time(value, dtype), None
+    return from_v3(value, dtype)
 
 
 def from_v3(value: JSON, dtype: DataType) -> Fill:
     """Parse a fill value of v3, in every form that the specification allows. Raise MetadataError."""
     if dtype.name:
         return None, value
-    return (_read_v3(value, dtype), None) if dtype.itemsize else (None, _object(value, dtype))
+    return (_item(value, dtype), None) if dtype.itemsize else (None, _object(value, dtype))
 
 
 def value_of(data: bytes, dtype: DataType) -> Any:
@@ -84,7 +91,7 @@ def as_v2(array: ArrayMetadata) -> JSON:
         return array.fill_object
     if array.dtype.kind == "S" and array.fill is not None:  # tensorstore demands the bytes of a whole item
         return _base64(array.fill)
-    return None if array.fill is None else _as_json(array.fill, array.dtype, _as_token)
+    return None if array.fill is None else _as_json(array.fill, array.dtype)
 
 
 def as_v3(array: ArrayMetadata) -> JSON:
@@ -98,7 +105,7 @@ def as_v3(array: ArrayMetadata) -> JSON:
     data = bytes(dtype.itemsize) if array.fill is None else array.fill
     if dtype.kind in "mM" and value_of(data, dtype) == _NOT_A_TIME:
         return "NaT"
-    return _as_json(data, dtype, _as_token_or_bits)
+    return _as_json(data, dtype, bits=True)
 
 
 # -- conversion to bytes
@@ -127,7 +134,35 @@ def _wrong(value: JSON, dtype: DataType) -> MetadataError:
     return MetadataError(f"fill_value: {quoted[:60]} is not a value of dtype {text}")
 
 
-def _whole(value: int, dtype: DataType) -> bytes:
+def _item(value: JSON, dtype: DataType) -> bytes:
+    """Return the bytes of an item. Raise MetadataError."""
+    kind = dtype.kind
+    if kind == "f":
+        return _float(value, dtype)
+    if kind in "iumM":
+        return _integral(_NOT_A_TIME if value == "NaT" and kind in "mM" else value, dtype)
+    if kind == "b" and type(value) is bool:
+        return b"\1" if value else b"\0"
+    if kind == "c" and isinstance(value, list) and len(value) == 2:
+        return _float(value[0], _part(dtype)) + _float(value[1], _part(dtype))
+    if kind == "U" and isinstance(value, str):
+        order = "be" if dtype.endian == "big" else "le"
+        return _padded(value.encode("utf-32-" + order, "surrogatepass"), value, dtype)
+    if isinstance(value, dict) and dtype.fields:
+        if value.keys() != {name for name, _type, _shape in dtype.fields}:
+            raise MetadataError("fill_value: not the fields of the data type")
+        return b"".join(_item(value[name], inner) for name, inner, _shape in dtype.fields)
+    if kind in "SV" and isinstance(value, str | list):
+        return _padded(_bytes(value, dtype), value, dtype)
+    raise _wrong(value, dtype)
+
+
+def _integral(value: JSON, dtype: DataType) -> bytes:
+    text = isinstance(value, str) and dtype.kind in "iu" and _DIGITS.fullmatch(value)
+    if text or (type(value) is float and value.is_integer()):
+        value = int(value)  # zarr-python 2 and 3 accept these, too
+    if type(value) is not int:
+        raise _wrong(value, dtype)
     try:
         return value.to_bytes(dtype.itemsize, dtype.endian or "little", signed=dtype.kind != "u")
     except OverflowError:
@@ -156,6 +191,9 @@ def _float(value: JSON, dtype: DataType) -> bytes:
     if type(value) not in (int, float, str):
         raise _wrong(value, dtype)
     try:
+        if isinstance(value, str) and _BITS.fullmatch(value) and len(value) == 2 + 2 * dtype.itemsize:
+            data = binascii.unhexlify(value[2:])
+            return data if dtype.endian == "big" else data[::-1]
         return _real(float(value), dtype)  # text, such as "NaN", is converted as well, because zarr-python accepts it
     except (ValueError, OverflowError):
         raise _wrong(value, dtype) from None
@@ -168,69 +206,24 @@ def _padded(data: bytes, value: JSON, dtype: DataType) -> bytes:
     return data.ljust(dtype.itemsize, b"\0")
 
 
-def _text(value: str, dtype: DataType) -> bytes:
-    order = "be" if dtype.endian == "big" else "le"
-    return _padded(value.encode("utf-32-" + order, "surrogatepass"), value, dtype)
-
-
-def _from_base64(value: JSON, dtype: DataType) -> bytes:
-    try:
-        return binascii.a2b_base64(value)
-    except (TypeError, ValueError):
-        raise _wrong(value, dtype) from None
-
-
 def _object(value: JSON, dtype: DataType) -> str | bytes:
     """Parse text or bytes of any length."""
     if dtype.kind == "T" and isinstance(value, str | int | float):  # zarr-python converts numbers to text
         return str(value)
-    if dtype.kind == "B" and isinstance(value, str):
-        return _from_base64(value, dtype)
-    if dtype.kind == "B" and isinstance(value, list):
-        return _from_numbers(value, dtype)
+    if dtype.kind == "B" and isinstance(value, str | list):
+        return _bytes(value, dtype)
     raise _wrong(value, dtype)
 
 
-def _from_numbers(value: list[JSON], dtype: DataType) -> bytes:
-    if any(type(item) is not int or not 0 <= item <= 255 for item in value):
-        raise _wrong(value, dtype)
-    return bytes(value)
-
-
-def _pair(value: JSON, dtype: DataType, read: Read) -> bytes:
-    part = _part(dtype)
-    if isinstance(value, list) and len(value) == 2:
-        return read(value[0], part) + read(value[1], part)
-    return read(value, part) + bytes(part.itemsize)
-
-
-def _integral(value: JSON, dtype: DataType) -> bytes:
-    text = isinstance(value, str) and dtype.kind in "iu" and _DIGITS.fullmatch(value)
-    if text or (type(value) is float and value.is_integer()):
-        value = int(value)  # zarr-python 2 and 3 accept these, too
-    if type(value) is not int:
-        raise _wrong(value, dtype)
-    return _whole(value, dtype)
-
-
-def _read_v2(value: JSON, dtype: DataType) -> bytes:
-    kind = dtype.kind
-    if kind == "f":
-        return _float(value, dtype)
-    if kind in "iu":
-        return _integral(value, dtype)
-    if kind == "b" and (type(value) is bool or (type(value) in (int, float) and value in (0, 1))):
-        return b"\1" if value else b"\0"
-    if kind == "c":
-        return _pair(value, dtype, _float)
-    if kind in "mM":  # zarr-python 3.0, and releases before 2.2, wrote dates as text
-        return _time(value, dtype) if isinstance(value, str) else _integral(value, dtype)
-    if kind == "U" and isinstance(value, str | int | float):
-        return _text(str(value)[: dtype.itemsize // 4], dtype)
-    if kind == "S" and isinstance(value, str | int | float):
-        return _bytes_v2(value, dtype)
-    if kind == "V":
-        return bytes(dtype.itemsize) if value == 0 else _padded(_from_base64(value, dtype), value, dtype)
+def _bytes(value: str | list[JSON], dtype: DataType) -> bytes:
+    """Decode base64, or a list of numbers."""
+    try:
+        if isinstance(value, str):
+            return binascii.a2b_base64(value)
+        if all(type(item) is int for item in value):
+            return bytes(value)
+    except ValueError:
+        pass
     raise _wrong(value, dtype)
 
 
@@ -239,52 +232,11 @@ def _bytes_v2(value: str | float, dtype: DataType) -> bytes:
     try:
         data = binascii.a2b_base64(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        data = _ascii(value, dtype)
+        try:
+            data = str(value).encode("ascii")
+        except ValueError:
+            raise _wrong(value, dtype) from None
     return data[: dtype.itemsize].ljust(dtype.itemsize, b"\0")
-
-
-def _ascii(value: JSON, dtype: DataType) -> bytes:
-    try:
-        return str(value).encode("ascii")
-    except ValueError:
-        raise _wrong(value, dtype) from None
-
-
-def _read_v3(value: JSON, dtype: DataType) -> bytes:
-    kind = dtype.kind
-    if kind == "f":
-        return _float_v3(value, dtype)
-    if kind in "iu":
-        return _integral(value, dtype)
-    if kind == "b" and type(value) is bool:
-        return b"\1" if value else b"\0"
-    if kind == "c" and isinstance(value, list):
-        return _pair(value, dtype, _float_v3)
-    if kind in "mM":
-        return _whole(_NOT_A_TIME, dtype) if value == "NaT" else _integral(value, dtype)
-    if kind == "U" and isinstance(value, str):
-        return _text(value, dtype)
-    if isinstance(value, dict) and dtype.fields:
-        if value.keys() != {name for name, _type, _shape in dtype.fields}:
-            raise MetadataError("fill_value: not the fields of the data type")
-        return b"".join(_read_v3(value[name], inner) for name, inner, _shape in dtype.fields)
-    if kind in "SV" and isinstance(value, list):
-        return _padded(_from_numbers(value, dtype), value, dtype)
-    if kind in "SV" and isinstance(value, str):
-        return _padded(_from_base64(value, dtype), value, dtype)
-    raise _wrong(value, dtype)
-
-
-def _float_v3(value: JSON, dtype: DataType) -> bytes:
-    if not isinstance(value, str) or not value.startswith("0x"):
-        return _float(value, dtype)
-    try:
-        if len(value) != 2 + 2 * dtype.itemsize:
-            raise _wrong(value, dtype)
-        data = binascii.unhexlify(value[2:])
-        return data if dtype.endian == "big" else data[::-1]
-    except ValueError:
-        raise _wrong(value, dtype) from None
 
 
 def _time(value: str, dtype: DataType) -> bytes:
@@ -303,25 +255,14 @@ def _base64(data: bytes) -> str:
     return binascii.b2a_base64(data, newline=False).decode()
 
 
-def _as_token(value: float, _data: bytes, _dtype: DataType) -> JSON:
-    """Return a number for JSON, with NaN and infinities as text."""
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-def _as_token_or_bits(value: float, data: bytes, dtype: DataType) -> JSON:
-    """Return a number for JSON as _as_token() does, but a NaN with sign or payload as its bits in hexadecimal."""
-    if math.isnan(value) and dtype.itemsize in _FORMATS and data != _real(math.nan, dtype):
-        return "0x" + (data if dtype.endian == "big" else data[::-1]).hex()
-    return _as_token(value, data, dtype)
-
-
-def _as_json(data: bytes, dtype: DataType, real: Callable[[float, bytes, DataType], JSON]) -> JSON:
-    value = value_of(data, dtype)
-    if dtype.kind == "f":
-        return real(value, data, dtype)
+def _as_json(data: bytes, dtype: DataType, bits: bool = False) -> JSON:
+    """Return an item as JSON, with infinities and NaN as text; `bits`: a NaN with sign or payload in hexadecimal."""
     if dtype.kind == "c":
         half, part = dtype.itemsize // 2, _part(dtype)
-        return [real(value[0], data[:half], part), real(value[1], data[half:], part)]
-    return _base64(value) if isinstance(value, bytes) else value
+        return [_as_json(data[:half], part, bits), _as_json(data[half:], part, bits)]
+    value = value_of(data, dtype)
+    if dtype.kind != "f":
+        return _base64(value) if isinstance(value, bytes) else value
+    if bits and math.isnan(value) and dtype.itemsize in _FORMATS and data != _real(math.nan, dtype):
+        return "0x" + (data if dtype.endian == "big" else data[::-1]).hex()
+    return value if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
