@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 from hypothesis import strategies as st
 
 from tests.archives.compiled import Node
-from zarrfs.archives import pack_tree
 from zarrfs.store.api import Kind
 
 BLOCK = 4096  # block size, in bytes, of the file systems that tests run on
@@ -136,13 +132,6 @@ def on_disk(place: Path) -> dict[str, tuple[Any, ...]]:
             else:
                 found[key] = Kind.FILE, *both, Path(path).read_bytes()
     return found
-
-
-@contextlib.contextmanager
-def small_pieces() -> Iterator[None]:
-    """Lower the size from which a file is written in pieces."""
-    with mock.patch.object(pack_tree, "PIECE", 15):
-        yield
 
 
 def silent(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Failures of zarrfs archive create (kills, full disks, files that change), and its memory use."""
+"""Failures of zarrfs archive create (kills, full disks, files that change)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,13 +20,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import PROGRAM, run
-from zarrfs.archives.blob_writer import BlobDirectory
+from zarrfs.archives.writer import BlobDirectory
 
 KILLS = 3  # per test here; 100 have been run as well
-MEMORY = 300 << 10  # KiB
-_PEAK = """import resource, subprocess, sys
-subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True)
-print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"""
 
 
 def check_blobs(blobs: Path) -> None:
@@ -108,12 +103,12 @@ def test_no_partial_blob_after_a_kill_at_any_system_call(tmp_path: Path) -> None
         if not child:
             die_at(number)
             with BlobDirectory(str(blobs)) as directory:
-                directory.put(data)
+                directory.put([data])
             os._exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         assert [path.read_bytes() for path in blobs.glob("sha1-*")] in ([], [data])
         with BlobDirectory(str(blobs)) as directory:
-            directory.put(data)
+            directory.put([data])
             directory.finish()
         check_blobs(blobs)
         assert len(os.listdir(blobs)) == 1
@@ -155,7 +150,6 @@ def test_an_interrupt_leaves_only_complete_blobs(tmp_path: Path, number: signal.
     check_blobs(blobs)
 
 
-# zarrfs with workers that wait after each blob while the file `hold` exists
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Mount a tmpfs of 2 MiB."""
@@ -217,12 +211,3 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path, argume
     assert done.returncode == 1
     assert done.stderr == "zarrfs: file: changed while it was read: archive it when nothing writes to it\n"
     assert sorted(os.listdir(tmp_path)) in (["b", "file"], ["file"])
-
-
-def peak(*arguments: object, cwd: Path) -> int:
-    """Run `zarrfs archive create` and return the peak memory of its largest process, in KiB."""
-    done = subprocess.run(
-        [sys.executable, "-c", _PEAK, PROGRAM, "archive", "create", *map(str, arguments)],
-        cwd=cwd, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return int(done.stdout)

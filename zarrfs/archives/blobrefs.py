@@ -1,19 +1,25 @@
-"""Blobrefs: the names of blobs, made of the hash of their bytes. Source: RFC 10 (blobrefs).
+"""Blobrefs, the names of blobs by the hash of their bytes; and the limits of archives. Sources: RFC 10, RFC 37.
 
-This module does not import trio, because the child process that compiles archives and the processes that create them
-import it.
+This module does not import trio, because the child process that compiles archives imports it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+import stat
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from zarrfs.system.buffers import Buffer
 
 LARGEST = 1 << 30  # bytes of the largest blob allowed
+PATH_MAX = 4095  # bytes of a path or of a symlink's target; system calls take no more
+MAX_SIZE = 2**62  # bytes of one file; an archive may declare a size without holding that many bytes
+SPECIAL_FILES = {  # file types that no archive can hold
+    stat.S_IFIFO: "a fifo", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}  # fmt: skip
 _BLOBREF = re.compile(r"sha1-[0-9a-f]{40}|sha256-[0-9a-f]{64}")
 _HASHES = {"sha1": hashlib.sha1, "sha256": hashlib.sha256}  # hashlib.new() would search by name each time
 

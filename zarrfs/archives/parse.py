@@ -14,8 +14,7 @@ from bisect import bisect_left
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from zarrfs.archives.blobrefs import canonical, sized
-from zarrfs.archives.document_writer import MAX_SIZE, PATH_MAX, SPECIAL_FILES
+from zarrfs.archives.blobrefs import MAX_SIZE, PATH_MAX, SPECIAL_FILES, canonical, sized
 from zarrfs.archives.source_kinds import NO_BLOBS, check_sources
 from zarrfs.documents.compilation import Compilation
 from zarrfs.documents.json_document import JsonDocument

@@ -95,15 +95,17 @@ async def _commit_set(tree: MergedTree, plan: Plan, new: NewSource) -> None:
 
 
 async def _commit_archive(tree: MergedTree, new: NewSource) -> None:
-    from zarrfs.archives.blob_writer import BlobDirectory
-    from zarrfs.copying.commit_writers import write_archive
+    from zarrfs.archives.writer import BlobDirectory, archive_rule, write_archive
 
     form = archive_form(new.path)
     with contextlib.ExitStack() as stack:
         raw = stack.enter_context(placed(new.path, "archive", new.replace))
         blobs = None if new.blobs is None else stack.enter_context(BlobDirectory(new.blobs))
         with compressor(raw, form) as file:
-            await write_archive(tree, file, blobs, new.inline)
+            entries = tree.with_values_ahead(tree.nodes(archive_rule))
+            await write_archive(entries, tree, file.write, blobs, new.inline)
+            if blobs is not None:
+                blobs.finish()
 
 
 def _check_place(new: NewSource, overlay: Overlay, plan: Plan) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import NamedTuple
 
+from zarrfs.archives.writer import Entry
 from zarrfs.errors import ReadError, SourceError, ZarrfsError, reason_of
 from zarrfs.store.api import Info, Kind, join_key
 from zarrfs.store.overlay import Overlay
@@ -17,19 +17,6 @@ from zarrfs.system.sparse import data_extents
 PIECE = 4 << 20  # bytes read at a time
 _BATCH = 1000  # maximum number of entries held while values are prefetched
 _AHEAD = 64  # values prefetched at the same time
-
-
-class MergedNode(NamedTuple):
-    """One entry of the merged tree."""
-
-    key: str
-    kind: Kind
-    size: int | None  # bytes; None: not in the listing, see MergedTree.size()
-    mode: int  # permission bits
-    mtime_ns: int | None
-    target: str | None  # of a symbolic link
-    status: os.stat_result | None  # lstat of an upper entry; None for a lower entry
-    unreadable: str  # why it cannot be read, if that is known without opening it
 
 
 class MergedTree:
@@ -43,7 +30,7 @@ class MergedTree:
         self.files, self.bytes = 0, 0  # entries yielded and bytes read so far
         self._skip = skip
 
-    async def nodes(self, rule: Callable[[MergedNode], str | None]) -> AsyncIterator[MergedNode]:
+    async def nodes(self, rule: Callable[[Entry], str | None]) -> AsyncIterator[Entry]:
         """Yield every entry except the root, a directory before its children, names in order.
 
         `rule` returns why the new format cannot hold an entry, or None. Reserved names do not appear.
@@ -59,9 +46,9 @@ class MergedTree:
                 if node.kind is Kind.DIRECTORY:
                     levels.append(iter(await self._children(node.key)))
 
-    async def with_values_ahead(self, nodes: AsyncIterator[MergedNode]) -> AsyncIterator[MergedNode]:
+    async def with_values_ahead(self, nodes: AsyncIterator[Entry]) -> AsyncIterator[Entry]:
         """Yield `nodes` in order, after prefetching the values of lower files, a batch at a time."""
-        batch: list[MergedNode] = []
+        batch: list[Entry] = []
         files = 0
         async for node in nodes:
             batch.append(node)
@@ -73,25 +60,25 @@ class MergedTree:
         async for ready in self._fetched(batch):
             yield ready
 
-    async def _fetched(self, batch: list[MergedNode]) -> AsyncIterator[MergedNode]:
+    async def _fetched(self, batch: list[Entry]) -> AsyncIterator[Entry]:
         lower = self.overlay.lower
         if lower is not None:
             await lower.prefetch([node.key for node in batch if node.kind is Kind.FILE and node.status is None])
         for node in batch:
             yield node
 
-    async def is_empty(self, node: MergedNode) -> bool:
+    async def is_empty(self, node: Entry) -> bool:
         """Return whether a directory is empty."""
         return not await self.overlay.entries(node.key)
 
-    async def size(self, node: MergedNode) -> int:
+    async def size(self, node: Entry) -> int:
         """Return the size of a file, in bytes. Raise SourceError if it cannot be determined."""
         if node.size is None:
             with reading(self.place(node), node.key):
                 return (await self.overlay.info(node.key)).size or 0
         return node.size
 
-    async def extents(self, node: MergedNode, size: int) -> list[tuple[int, int]]:
+    async def extents(self, node: Entry, size: int) -> list[tuple[int, int]]:
         """Return (start, stop) of the data extents of a file of `size` bytes, in order. Raise SourceError."""
         if not size:
             if node.status is not None or not self.overlay.remote:
@@ -100,7 +87,7 @@ class MergedTree:
         with reading(self.place(node), node.key):
             return await self._extents(node, size)
 
-    async def _extents(self, node: MergedNode, size: int) -> list[tuple[int, int]]:
+    async def _extents(self, node: Entry, size: int) -> list[tuple[int, int]]:
         lower = self.overlay.lower
         if node.status is None:
             assert lower is not None
@@ -117,7 +104,7 @@ class MergedTree:
             descriptor = value.fileno()
             return [(0, size)] if descriptor is None else data_extents(descriptor, size)
 
-    async def pieces(self, node: MergedNode, start: int, stop: int) -> AsyncIterator[Buffer]:
+    async def pieces(self, node: Entry, start: int, stop: int) -> AsyncIterator[Buffer]:
         """Yield exactly the bytes [start, stop) of a file, in pieces. Raise SourceError if they cannot be read."""
         size = await self.size(node)
         with reading(self.place(node), node.key):
@@ -134,29 +121,29 @@ class MergedTree:
                 start += len(piece)
                 self.bytes += len(piece)
 
-    async def read(self, node: MergedNode, start: int, stop: int) -> bytes:
+    async def read(self, node: Entry, start: int, stop: int) -> bytes:
         """Return the bytes [start, stop) of a file. Raise SourceError."""
         return b"".join([bytes(piece) async for piece in self.pieces(node, start, stop)])
 
-    def place(self, node: MergedNode) -> str:
+    def place(self, node: Entry) -> str:
         """Return the source or the upper directory that an entry is in, for messages."""
         return self.source if node.status is None else self.overlay.upper.path
 
-    async def _children(self, key: str) -> list[MergedNode]:
+    async def _children(self, key: str) -> list[Entry]:
         with reading(self.source, key):
             entries = await self.overlay.entries(key)
         return [self._node(join_key(key, name), status, info) for name, status, info in entries]
 
-    def _node(self, key: str, status: os.stat_result | None, info: Info | None) -> MergedNode:
+    def _node(self, key: str, status: os.stat_result | None, info: Info | None) -> Entry:
         if status is not None:
             info = self.overlay.info_of(key, status)
         assert info is not None  # one of both
         assert info.mode is not None  # an overlay gives every entry a mode
-        return MergedNode(
+        return Entry(
             key, info.kind, info.size, info.mode, info.mtime_ns, info.target, status, info.unreadable
         )  # fmt: skip
 
-    def refused(self, node: MergedNode, broken: str | None) -> bool:
+    def refused(self, node: Entry, broken: str | None) -> bool:
         """Return whether to leave out an entry that is `broken` for the format, and warn; else raise SourceError."""
         if not broken:
             return False

@@ -1,7 +1,7 @@
-"""Writers of a merged tree, one for each format: reference set, file archive.
+"""Writer of a merged tree to a reference set.
 
-In a reference set, unchanged values keep their references; changed values are stored inline or in a new data file
-beside the set, or stay in the upper directory. Source of the archive format: RFC 37.
+Unchanged values keep their references; changed values are stored inline or in a new data file
+beside the set, or stay in the upper directory.
 """
 
 from __future__ import annotations
@@ -9,17 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
-from zarrfs.archives.blob_writer import BlobDirectory
-from zarrfs.archives.document_writer import DocumentWriter, blobs_rule, cut, encoded, inline_content
-from zarrfs.archives.pack_tree import path_rule, size_rule, time_rule
+from zarrfs.archives.writer import Entry
 from zarrfs.config import urls
-from zarrfs.copying.commit_tree import MergedNode, MergedTree, reading
-from zarrfs.errors import SourceError, UsageError
+from zarrfs.copying.commit_tree import MergedTree, reading
+from zarrfs.errors import SourceError
 from zarrfs.references.keys import ZARR_METADATA, entry_rule
 from zarrfs.references.writer import NOT_UTF8, kept_reference, moved_urls, reference_of
-from zarrfs.store.api import FILE_TYPES, Kind, Reference, split_key
+from zarrfs.store.api import Kind, Reference, split_key
 from zarrfs.store.destination import is_utf8
 from zarrfs.store.writing import NewFile
 from zarrfs.system.buffers import write_all
@@ -44,7 +42,7 @@ async def references_of(
     out with a warning.
     """
     moved = moved_urls(plan, data.directory)
-    empty: MergedNode | None = None
+    empty: Entry | None = None
     async for node in tree.nodes(lambda node: entry_rule(node.key, node.kind)):
         if empty is not None and not node.key.startswith(empty.key + "/"):
             await _warn_if_empty(tree, empty)
@@ -56,7 +54,7 @@ async def references_of(
 
 
 async def _reference(
-    tree: MergedTree, node: MergedNode, plan: Plan, moved: Callable[[str], str], data: DataFile, how: ReferenceOptions
+    tree: MergedTree, node: Entry, plan: Plan, moved: Callable[[str], str], data: DataFile, how: ReferenceOptions
 ) -> Reference | None:
     unchanged = tree.overlay.lower if node.status is None else None
     if unchanged is not None and plan.kind == "references":
@@ -81,7 +79,7 @@ async def _reference(
     return await data.add(tree, node, size)
 
 
-async def _warn_if_empty(tree: MergedTree, node: MergedNode) -> None:
+async def _warn_if_empty(tree: MergedTree, node: Entry) -> None:
     if await tree.is_empty(node):
         tree.warn(f"{node.key}: an empty directory, which a reference set cannot hold: left out")
 
@@ -124,7 +122,7 @@ class DataFile:
             return None
         return status.st_dev, status.st_ino
 
-    async def add(self, tree: MergedTree, node: MergedNode, size: int) -> Reference:
+    async def add(self, tree: MergedTree, node: Entry, size: int) -> Reference:
         """Append the bytes of a file of `tree`, keeping holes, and return a reference to these bytes."""
         file = self._file or self._open()
         start = self._end
@@ -169,56 +167,3 @@ class DataFile:
         if not is_utf8(self._url):
             raise SourceError(self._shown, NOT_UTF8)
         return self._file
-
-
-_REGION = 1 << 20  # maximum size of a blob, in bytes
-
-
-async def write_archive(tree: MergedTree, file: IO[bytes], blobs: BlobDirectory | None, inline: int) -> None:
-    """Write `tree` to `file` as a file archive; files of more than `inline` bytes go to `blobs`.
-
-    Raise UsageError if a file needs a blob and `blobs` is None; SourceError for an entry that no archive can hold.
-    """
-    writer = DocumentWriter(file)
-    async for node in tree.with_values_ahead(tree.nodes(_archive_rule)):
-        writer.add(encoded(node.key, await _fields(tree, node, blobs, inline), dictionary=False))
-    if blobs is not None:
-        blobs.finish()
-    writer.close()
-
-
-def _archive_rule(node: MergedNode) -> str | None:
-    if node.target is not None and not is_utf8(node.target):
-        return "a symbolic link whose target is not UTF-8, which no archive can hold"
-    # check here: a single entry that breaks a rule would make the whole archive unreadable
-    return path_rule(node.key) or time_rule(node.mtime_ns or 0) or size_rule(node.size or 0)
-
-
-async def _fields(tree: MergedTree, node: MergedNode, blobs: BlobDirectory | None, inline: int) -> dict[str, Any]:
-    fields: dict[str, Any] = {"mode": FILE_TYPES[node.kind] | node.mode}
-    if node.mtime_ns is not None:
-        fields["mtime"] = node.mtime_ns // 10**9
-    if node.kind is Kind.SYMLINK:
-        fields["data"] = node.target
-    if node.kind is Kind.FILE:
-        size = await tree.size(node)
-        fields |= {"size": size, **await _content(tree, node, size, blobs, inline)}
-    return fields
-
-
-async def _content(
-    tree: MergedTree, node: MergedNode, size: int, blobs: BlobDirectory | None, inline: int
-) -> dict[str, Any]:
-    """Return the fields `encoding` and `data` of a file; no fields if it is empty or a single hole."""
-    extents = await tree.extents(node, size)
-    if not extents:
-        return {}
-    if size <= inline:
-        return inline_content(await tree.read(node, 0, size))
-    if blobs is None:
-        raise UsageError(f"{node.key}: {blobs_rule(size)}")
-    regions = []
-    for start, stop in cut(extents, _REGION):
-        data = await tree.read(node, start, stop)
-        regions.append([start, len(data), blobs.put(data)])
-    return {"encoding": "blobvec", "data": regions}

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import stat
 import sys
-import threading
-from collections.abc import Iterator
-from typing import IO, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import click
 
@@ -82,32 +80,47 @@ def create(
         if given["blobs"]:
             given["blobs"] = _directory(given["blobs"])
         quiet = "error" in (level, chosen.log_level)
-        _create([*paths, *(_listed(listed, null) if listed else ())], output, force, quiet, given)
+        _create([*paths, *(_listed(listed, null) if listed else ())], output, force, quiet, **given)
 
 
-def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict[str, Any]) -> None:
-    from zarrfs.archives.create import create as write
-    from zarrfs.archives.create import expect
-    from zarrfs.archives.pack_tree import CreateOptions, Progress
+def _create(
+    paths: list[str], output: str, force: bool, quiet: bool, base: str, blobs: str | None, all_inline: bool,
+    inline: int, region: int, algorithm: str, dictionary: bool, excludes: tuple[str, ...], skip_unsupported: bool,
+    sync: bool,
+) -> None:  # fmt: skip
+    import trio
+
+    from zarrfs.archives.local_tree import LocalTree
+    from zarrfs.archives.writer import MAX_INLINE, MAX_REGION, BlobDirectory, write_archive
     from zarrfs.cli import meter
-    from zarrfs.system.terminal import shows_progress
 
     if not paths:
         raise UsageError("nothing to archive: give PATHs or --files-from ('.' archives all that is in DIR)")
-    progress = Progress()
+    if not 1 <= region <= MAX_REGION:
+        raise UsageError(f"a region of {region:,} bytes: it has 1 to {MAX_REGION:,}")
+    if all_inline and blobs is not None:
+        raise UsageError("--blobs cannot be combined with --inline, which puts all data into the document")
 
     def warn(text: str) -> None:
         if not quiet:
             common.say(f"warning: {printable(text)}")
 
-    base = given.pop("base")
-    making = CreateOptions(**given)
-    making.check()
-    with blob_directory(making.blobs), _opened(output, force) as (file, own):
-        if shows_progress() and not quiet:
-            threading.Thread(target=expect, args=(base, paths, making, progress), daemon=True).start()
-        with meter.displayed(meter.of(progress), quiet):
-            write(base, paths, file, dataclasses.replace(making, own=own), progress, warn)
+    @trio.lowlevel.enable_ki_protection  # Ctrl-C comes between entries, so that descriptors are closed once
+    async def write() -> None:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(blob_directory(blobs))
+            put_out, own = stack.enter_context(_opened(output, force))
+            put = stack.enter_context(BlobDirectory(blobs, algorithm)) if blobs is not None else None
+            own |= _identities(blobs) if blobs is not None else frozenset()
+            tree = stack.enter_context(LocalTree(base, warn, excludes, skip_unsupported, own))
+            stack.enter_context(meter.displayed(lambda: meter.Counts(tree.files, tree.bytes), quiet))
+            most = MAX_INLINE if all_inline else min(inline, MAX_INLINE)
+            async with contextlib.aclosing(tree.entries(paths)) as entries:
+                await write_archive(entries, tree, put_out, put, most, region, dictionary)
+            if put is not None and sync:
+                put.finish()
+
+    trio.run(write)
 
 
 def _directory(blobs: str) -> str:
@@ -137,15 +150,19 @@ def _listed(path: str, null: bool) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _opened(output: str, force: bool) -> Iterator[tuple[IO[bytes], frozenset[tuple[int, int]]]]:
-    """Yield the output file, and (device, inode) of each file that belongs to the output and must not be archived."""
+def _opened(output: str, force: bool) -> Iterator[tuple[Callable[[bytes], object], frozenset[tuple[int, int]]]]:
+    """Yield a function that writes to the output, and (device, inode) of the output, which must not be archived."""
+    import trio
+
     from zarrfs.references.output import STDOUT, archive_form, compressor
     from zarrfs.store.destination import placed
 
     if output == STDOUT:
         file = sys.stdout.buffer
+        # Ctrl-C interrupts a write to a pipe that nobody reads
+        write = trio.lowlevel.disable_ki_protection(lambda data: file.write(data))
         try:
-            yield file, _identities(file.fileno())
+            yield write, _identities(file.fileno())
             file.flush()
         except BrokenPipeError:
             raise
@@ -154,7 +171,7 @@ def _opened(output: str, force: bool) -> Iterator[tuple[IO[bytes], frozenset[tup
         return
     form = archive_form(output)
     with placed(output, "archive", force) as raw, compressor(raw, form) as file:
-        yield file, _identities(output)
+        yield file.write, _identities(output)
 
 
 def _identities(*places: str | int) -> frozenset[tuple[int, int]]:

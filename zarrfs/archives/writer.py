@@ -1,0 +1,185 @@
+"""Writer of file archives: a document of entries, and a directory of blobs. Sources: RFC 37, RFC 10 (blobrefs)."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import stat
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+
+import orjson
+
+from zarrfs.archives.blobrefs import MAX_SIZE, PATH_MAX, blobref_of
+from zarrfs.errors import SourceError, UsageError, reason_of
+from zarrfs.store.api import FILE_TYPES, Kind
+from zarrfs.store.destination import is_utf8, sync_file_system
+from zarrfs.store.writing import NewFile, remove_abandoned
+from zarrfs.system.buffers import write_all
+
+if TYPE_CHECKING:
+    from zarrfs.system.buffers import Buffer
+
+MAX_REGION = 64 << 20  # bytes of the largest blob
+MAX_INLINE = 256 << 20  # bytes of the largest file in a document, which is encoded in memory
+_TOGETHER = 8 << 20  # bytes that are read, and then hashed and written by threads
+_THREADS = 2
+
+
+class Entry(NamedTuple):
+    """One entry of a tree that is archived."""
+
+    key: str
+    kind: Kind
+    size: int | None  # bytes; None: not in the listing, see Tree.size()
+    mode: int  # permission bits
+    mtime_ns: int | None
+    target: str | None  # of a symbolic link
+    status: os.stat_result | None  # lstat of a local entry; None for one of the lower store of an overlay
+    unreadable: str = ""  # why it cannot be read, if that is known without opening it
+
+
+class Tree(Protocol):
+    """The contents of the files of a tree. Methods raise SourceError for what cannot be read, or has changed."""
+
+    async def size(self, entry: Entry) -> int:
+        """Return the size of a file."""
+
+    async def extents(self, entry: Entry, size: int) -> list[tuple[int, int]]:
+        """Return (start, stop) of the data extents of a file of `size` bytes, in order."""
+
+    async def read(self, entry: Entry, start: int, stop: int) -> bytes:
+        """Return exactly the bytes [start, stop) of a file."""
+
+
+async def write_archive(
+    entries: AsyncIterator[Entry], tree: Tree, write: Callable[[bytes], object], blobs: BlobDirectory | None,
+    inline: int, region: int = 1 << 20, dictionary: bool = False,
+) -> None:  # fmt: skip
+    """Write a document of `entries`, which archive_rule() permits, by `write`.
+
+    Files of more than `inline` bytes are cut into `blobs` of up to `region` bytes. Raise UsageError if one of them
+    needs a blob and `blobs` is None.
+    """
+    empty, first, last = True, *((b"{", b"}") if dictionary else (b"[", b"]"))
+    async for entry in entries:
+        fields: dict[str, Any] = {"mode": FILE_TYPES[entry.kind] | entry.mode}
+        if entry.mtime_ns is not None:
+            fields["mtime"] = entry.mtime_ns // 10**9
+        if entry.kind is Kind.SYMLINK:
+            fields["data"] = entry.target
+        elif entry.kind is Kind.FILE:
+            size = await tree.size(entry)
+            fields |= {"size": size, **await _content(tree, entry, size, blobs, inline, region)}
+        mark, empty = first + b"\n" if empty else b",\n", False
+        if dictionary:
+            write(mark + orjson.dumps(entry.key) + b":" + orjson.dumps(fields))
+        else:
+            write(mark + orjson.dumps({"path": entry.key, **fields}))
+    write(first + last + b"\n" if empty else b"\n" + last + b"\n")
+
+
+async def _content(
+    tree: Tree, entry: Entry, size: int, blobs: BlobDirectory | None, inline: int, region: int
+) -> dict[str, Any]:
+    """Return the fields `encoding` and `data` of a file; no fields if it is empty or a single hole."""
+    extents = await tree.extents(entry, size)
+    if not extents:
+        return {}
+    if size <= inline:
+        data = await tree.read(entry, 0, size)
+        if b"\0" not in data:  # RFC 37 allows NUL in text, but Flux then refuses the whole archive
+            with contextlib.suppress(UnicodeDecodeError):
+                return {"encoding": "utf-8", "data": data.decode()}
+        return {"encoding": "base64", "data": base64.b64encode(data).decode()}
+    if blobs is None:
+        where = "name a directory for it (--blobs), or a larger --inline-threshold"
+        raise UsageError(f"{entry.key}: {size:,} bytes, which go to a blob: {where}")
+    blobvec: list[list[object]] = []
+    # cut from the start of each extent, as Flux does, so that the same files have the same blobs
+    regions = [(at, min(at + region, stop)) for start, stop in extents for at in range(start, stop, region)]
+    count = max(1, min(8, _TOGETHER // region))
+    for at in range(0, len(regions), count):
+        part = regions[at : at + count]
+        pieces = [await tree.read(entry, start, stop) for start, stop in part]
+        names = blobs.put(pieces)
+        blobvec += ([start, stop - start, name] for (start, stop), name in zip(part, names, strict=True))
+    return {"encoding": "blobvec", "data": blobvec}
+
+
+def archive_rule(entry: Entry) -> str | None:
+    """Return why no archive can hold an entry, or None. A single bad entry could make the archive unreadable."""
+    if not is_utf8(entry.key):
+        return "a name that is not UTF-8, which no archive can hold"
+    if len(entry.key.encode()) > PATH_MAX:
+        return f"a path over {PATH_MAX:,} bytes, which no archive can hold"
+    if entry.target is not None and not is_utf8(entry.target):
+        return "a symbolic link whose target is not UTF-8, which no archive can hold"
+    if not -(2**63) <= (entry.mtime_ns or 0) < 2**63:
+        return "a time that does not fit 64 bits of nanoseconds"
+    if (entry.size or 0) > MAX_SIZE:
+        return f"a size over {MAX_SIZE:,} bytes, which no archive can hold"
+    return None
+
+
+class BlobDirectory:
+    """A writer of blobs to the directory `path`, one file each, which appears under its blobref when it is complete.
+
+    The first put() opens the directory, and removes what killed writers left there. Methods raise SourceError if the
+    directory cannot be written to.
+    """
+
+    def __init__(self, path: str, algorithm: str = "sha1") -> None:
+        self.path, self._algorithm = path, algorithm
+        self._base = -1
+        self._threads = ThreadPoolExecutor(_THREADS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the directory. Blobs stay, because another archive may refer to them already."""
+        self._threads.shutdown()
+        if self._base >= 0:
+            os.close(self._base)
+
+    def put(self, pieces: Sequence[Buffer]) -> list[str]:
+        """Write each of `pieces` as a blob unless it exists; return their blobrefs."""
+        if self._base < 0:
+            try:
+                self._base = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                remove_abandoned(self._base)
+            except OSError as exc:
+                raise self._failed(self.path, exc) from exc
+        return list(self._threads.map(self._put, pieces)) if len(pieces) > 1 else [self._put(pieces[0])]
+
+    def finish(self) -> None:
+        """Flush all blobs to the disk, also those that existed: a command that was killed may not have flushed them.
+
+        One syncfs(2) flushes all of them, while fsync(2) would commit the journal for each blob. It also flushes data
+        that other programs wrote to this file system.
+        """
+        try:
+            if self._base >= 0:
+                sync_file_system(self.path)
+        except OSError as exc:
+            raise self._failed(self.path, exc) from exc
+
+    def _put(self, data: Buffer) -> str:
+        name = blobref_of(data, self._algorithm)
+        try:
+            if os.access(name, os.F_OK, dir_fd=self._base):  # stat() alone would raise an exception for each new blob
+                status = os.stat(name, dir_fd=self._base)
+                if status.st_size == len(data) and stat.S_ISREG(status.st_mode):
+                    return name  # its bytes are left to `zarrfs check`
+            with contextlib.closing(NewFile(self._base)) as new:
+                write_all(new.descriptor, data, 0)
+                new.place(self._base, os.fsencode(name))
+        except OSError as exc:
+            raise self._failed(f"{self.path}/{name}", exc) from exc
+        return name
+
+    def _failed(self, path: str, exc: OSError) -> SourceError:
+        return SourceError(path, f"cannot be written: {reason_of(exc)}")
