@@ -168,8 +168,8 @@ class Faulty:
     (fewer bytes than requested, with their Content-Range), long (more bytes than requested), gzip (206 with a
     Content-Encoding), changed (another ETag), untagged (no ETag), html, endless (the value over and over, without a
     length). When the list is empty, `forever` is the fault of all further requests. HEAD requests have their own
-    faults, set by head(): a status, changed, weak (a weak ETag), unsized (no Content-Length), or ("longer", bytes), a
-    Content-Length that is too large by that number.
+    faults, set by head(): a status, slow, changed, weak (a weak ETag), unsized (no Content-Length), or
+    ("longer", bytes), a Content-Length that is too large by that number.
     """
 
     def __init__(self) -> None:
@@ -257,6 +257,8 @@ class _FaultyHandler(http.server.BaseHTTPRequestHandler):
         value, fault = self.owner.values.get(self.path), self.owner.take("HEAD " + self.path)
         if isinstance(fault, int) or value is None:
             return self._send(fault if isinstance(fault, int) else 404, b"", {})
+        if fault == "slow":
+            self.owner.wait()
         length = len(value) + (fault[1] if isinstance(fault, tuple) else 0)
         headers = {} if fault == "unsized" else {"Content-Length": str(length)}
         tag = {"changed": '"2"', "weak": 'W/"1"'}.get(str(fault), self.owner.tags[self.path])

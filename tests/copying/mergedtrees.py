@@ -13,6 +13,7 @@ import trio
 from hypothesis import strategies as st
 
 from tests.references.refsets import KEYS, TARGET, random_sets
+from tests.store.changes import put, remove
 from zarrfs.config.options import Options
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import IsDirectory, NotDirectory
@@ -118,7 +119,7 @@ async def change(overlay: Overlay, model: Model, operation: Operation) -> None:
         above = ["/".join(key.split("/")[:depth]) for depth in range(1, key.count("/") + 1)]
         possible = model.get(key, b"") is not None and all(model.get(at) is None for at in above)
         with contextlib.suppress(IsDirectory, NotDirectory):
-            await overlay.set(key, data)
+            await put(overlay, key, data)
             assert possible
             _add_above(model, key)
             model[key] = data
@@ -129,19 +130,17 @@ async def change(overlay: Overlay, model: Model, operation: Operation) -> None:
         parent = split_key(key)[0]
         if key in model or model.get(parent, "" if parent else None) is not None:
             return
-        await overlay.make_parents(key)
+        await overlay.change(lambda now: now.make_parents(key))
         with overlay.upper.at(key) as (directory, at):
             if name == "link":
                 os.symlink(what, at, dir_fd=directory)
             else:
                 os.mkdir(at, dir_fd=directory)
                 os.chmod(at, what, dir_fd=directory)
-        if name == "mkdir" and overlay.upper.has_whiteout(key):
-            overlay.upper.make_opaque(key)
         model[key] = what if name == "link" else None
     elif name == "delete" and model:
         key = sorted(model)[rest[0] % len(model)]
-        await overlay.delete(key)
+        await remove(overlay, key)
         for gone in [at for at in model if at == key or at.startswith(f"{key}/")]:
             del model[gone]
     elif name == "patch":

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.copying.mergedtrees import change, model_of, opened, operations, sets, write_source
 from tests.references.refsets import targets
+from tests.store.changes import put, remove
 from zarrfs.cli import main
 
 _URLS = tempfile.TemporaryDirectory(prefix="zarrfs-targets-")
@@ -36,10 +37,10 @@ def place(tmp_path: Path) -> Path:
     async def make() -> None:
         overlay, _plan = opened(tmp_path / "source", upper)
         overlay.upper.lock(True)
-        await overlay.set("a/b", b"changed")
-        await overlay.delete("d")
-        await overlay.delete("f")
-        await overlay.set("f/new", b"in a directory where a file was")
+        await put(overlay, "a/b", b"changed")
+        await remove(overlay, "d")
+        await remove(overlay, "f")
+        await put(overlay, "f/new", b"in a directory where a file was")
         await overlay.copy_up("g")
         os.chmod(upper / "g", 0o700)
         os.symlink("nowhere\n", upper / "link\x1b")

@@ -24,9 +24,9 @@ from tests.faultproxy import FaultProxy, proxy
 from tests.mounts.mounting import alive, daemon_pid, mount_lines, mounted, until
 from tests.mounts.test_semantics import DEAD, document, error_of
 from tests.mounts.treemodel import differences, snapshot
-from tests.servers import Nginx, nginx
+from tests.servers import Faulty, Nginx, faulty, nginx
 
-__all__ = ["nginx", "proxy"]
+__all__ = ["faulty", "nginx", "proxy"]
 
 LARGE = 4 << 20
 KILLS = 5
@@ -380,3 +380,40 @@ def test_concurrent_writers_lose_no_change(tmp_path: Path) -> None:
     with mounted(source, tmp_path / "mnt", options) as root:
         assert {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*/w*")} == left
         assert (root / "d/large").read_bytes() == expected
+
+
+@pytest.mark.parametrize("call", ["unlink", "rename", "rmdir"])
+def test_a_server_that_does_not_answer_holds_up_only_the_change_that_needs_it(
+    call: str, faulty: Faulty, tmp_path: Path
+) -> None:
+    faulty.put("/s/.zgroup", b'{"zarr_format": 2}')
+    faulty.put("/s/a/.zarray", b'{"zarr_format": 2, "shape": [2], "chunks": [1], "dtype": "|u1", "fill_value": 0, '
+               b'"order": "C", "compressor": null, "filters": null}')  # fmt: skip
+    chunks = {"/s/a/0": b"\1", "/s/a/1": b"\2"}
+    for path, value in chunks.items():
+        faulty.put(path, value)
+    options = "members=a", "metadata_ttl=0", "attr_timeout=600", upper(tmp_path)
+    with mounted(f"{faulty.url}/s", tmp_path / "mnt", *options) as at:
+        for name in "de":
+            (at / name).mkdir()
+        for name in "01":
+            os.stat(at / "a" / name)  # the kernel has looked it up
+        os.rename(at / "a/1", at / "e/1")
+        for path, value in chunks.items():
+            faulty.put(path, value, forever="slow")
+            faulty.head(path, forever="slow")
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            one = {
+                "unlink": lambda: os.unlink(at / "a/0"), "rename": lambda: os.rename(at / "e/1", at / "a/0"),
+                "rmdir": lambda: error_of(os.rmdir, at / "a"),
+            }[call]  # fmt: skip
+            waiting = pool.submit(one)
+            try:
+                assert faulty.arrived.wait(20)
+                pool.submit((at / "d/new").write_text, "written").result(20)
+                assert not waiting.done()
+            finally:
+                faulty.release()
+            assert waiting.result(20) == (errno.ENOTEMPTY if call == "rmdir" else None)
+        assert (at / "d/new").read_text() == "written"
+        assert os.listdir(at / "e") == ([] if call == "rename" else ["1"])

@@ -1,7 +1,8 @@
 """Writable mounts: create, mkdir, unlink, rename and all other requests that change names.
 
-Names change one at a time, under the overlay's lock. A whiteout hides the lower store's entry before the upper
-directory's entry of that name is removed, so that after a crash in between the lower entry does not reappear.
+Names change one at a time, in functions that do not await: overlay.change() looks up what they need. A whiteout hides
+the lower store's entry before the upper directory's entry of that name is removed, so that after a crash in between
+the lower entry does not reappear.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from zarrfs.errors import IsDirectory, NotDirectory, NotFound, Refused
 from zarrfs.fuse.operations import handler
 from zarrfs.fuse.writable_files import FileOperations, changing
 from zarrfs.store.api import SET_IDS, join_key, split_key
-from zarrfs.store.overlay import OverlayEntry
+from zarrfs.store.overlay import Now, OverlayEntry
 from zarrfs.store.upper import OPAQUE, hidden_name, remove_unfinished
 from zarrfs.system.renaming import EXCHANGE, rename
 
@@ -44,20 +45,23 @@ class WritableOperations(FileOperations):
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, flags: FlagT, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
         """Create a file and open it."""
+
+        def new(now: Now) -> tuple[int, OverlayEntry, int]:
+            key = self._new_key(parent_inode, name, now)
+            with self.upper.at(key) as (directory, entry):
+                access = os.O_RDWR if self.enable_writeback_cache else flags & os.O_ACCMODE
+                descriptor = os.open(entry, access | _NEW, mode & 0o7777, dir_fd=directory)
+                try:
+                    self._give(directory, entry, mode, ctx)
+                    found = OverlayEntry(os.fstat(descriptor), None)
+                except BaseException:
+                    os.close(descriptor)
+                    os.unlink(entry, dir_fd=directory)
+                    raise
+            return descriptor, found, self._looked_up(key, found)
+
         try:
-            async with self.overlay.lock:
-                key = await self._new_key(parent_inode, name)
-                with self.upper.at(key) as (directory, entry):
-                    access = os.O_RDWR if self.enable_writeback_cache else flags & os.O_ACCMODE
-                    descriptor = os.open(entry, access | _NEW, mode & 0o7777, dir_fd=directory)
-                    try:
-                        self._give(directory, entry, mode, ctx)
-                        found = OverlayEntry(os.fstat(descriptor), None)
-                    except BaseException:
-                        os.close(descriptor)
-                        os.unlink(entry, dir_fd=directory)
-                        raise
-                inode = self._looked_up(key, found)
+            descriptor, found, inode = await self.overlay.change(new, self._key_in(parent_inode, name))
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
@@ -97,11 +101,12 @@ class WritableOperations(FileOperations):
     ) -> EntryAttributes:
         """Create a hard link. A file of the lower store is copied up first."""
         await self.copy_up(inode)
-        async with self.overlay.lock:
-            key = await self._new_key(new_parent_inode, new_name)
-            with self._path(inode) as path, self.upper.at(key) as (directory, entry):
+
+        def make(directory: int, entry: bytes) -> None:
+            with self._path(inode) as path:
                 os.link(path, entry, dst_dir_fd=directory, follow_symlinks=True)
-            return self._made(key)
+
+        return await self._make(new_parent_inode, new_name, None, make)
 
     # -- removing
 
@@ -109,29 +114,37 @@ class WritableOperations(FileOperations):
     @changing
     async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
         """Remove a name of a file. Open handles keep the file."""
-        async with self.overlay.lock:
-            key, found = await self._find(parent_inode, name)
+
+        def remove(now: Now) -> None:
+            key = self._key_in(parent_inode, name)
+            found = now.find(key)
             if found.is_directory:
                 raise IsDirectory(key)
             with self.losing(key, found):
-                await self.overlay.hide_lower(key)
+                now.hide_lower(key)
                 if found.status is not None:
                     with self.upper.at(key) as (directory, entry):
                         os.unlink(entry, dir_fd=directory)
+
+        await self.overlay.change(remove, self._key_in(parent_inode, name))
 
     @handler
     @changing
     async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
         """Remove a directory; ENOTEMPTY if it has visible entries."""
-        async with self.overlay.lock:
-            key, found = await self._find(parent_inode, name)
-            await self._check_empty(key, found)
+
+        def remove(now: Now) -> None:
+            key = self._key_in(parent_inode, name)
+            found = now.find(key)
+            _check_empty(key, found, now)
             with self.losing(key, found):
-                await self.overlay.hide_lower(key)
+                now.hide_lower(key)
                 if found.status is not None:
                     self._remove_whiteouts(key)
                     with self.upper.at(key) as (directory, entry):
                         os.rmdir(entry, dir_fd=directory)
+
+        await self.overlay.change(remove, self._key_in(parent_inode, name))
 
     # -- renaming
 
@@ -151,50 +164,43 @@ class WritableOperations(FileOperations):
             raise Refused("", errno.EINVAL)
         exchange = flags == pyfuse3.RENAME_EXCHANGE
         self.overlay.check_name(os.fsdecode(name_new))
-        while True:
-            async with self.overlay.lock:
-                old, source = await self._find(parent_inode_old, name_old)
-                new, target = self._key_in(parent_inode_new, name_new), None
-                with contextlib.suppress(NotFound):
-                    new, target = await self._find(parent_inode_new, name_new)
-                await self._check_rename(old, source, new, target, flags)
-                below = [old] if source.status is None else []
-                if target is not None and target.status is None and (exchange or target.is_directory):
-                    below.append(new)
-                if not below:
-                    await self._rename(old, source, new, target, exchange)
-                    return
+
+        def keys() -> tuple[str, str]:
+            return self._key_in(parent_inode_old, name_old), self._key_in(parent_inode_new, name_new)
+
+        def step(now: Now) -> list[str]:
+            """Rename, or return the keys to copy up first."""
+            (old, new), target = keys(), None
+            source = now.find(old)
+            with contextlib.suppress(NotFound):
+                target = now.find(new)
+            _check_rename(old, source, new, target, flags, now)
+            below = [old] if source.status is None else []
+            if target is not None and target.status is None and (exchange or target.is_directory):
+                below.append(new)
+            if not below:
+                self._rename(old, source, new, target, exchange, now)
+            return below
+
+        old, new = keys()
+        wanted = (old, new) if self.inodes.peek(new) is None else (old,)  # a known file is mostly in the upper
+        while below := await self.overlay.change(step, *wanted):
             for key in below:
                 await self.copy_up_name(key)
 
-    async def _check_rename(
-        self, old: str, source: OverlayEntry, new: str, target: OverlayEntry | None, flags: int
-    ) -> None:
-        exchange = flags == pyfuse3.RENAME_EXCHANGE
-        if target is None and exchange:
-            raise NotFound(new)
-        if target is not None and flags == pyfuse3.RENAME_NOREPLACE:
-            raise Refused(new, errno.EEXIST)
-        for key, found in (old, source), (new, target if exchange else None):
-            if found is not None and found.is_directory and found.info is not None:
-                raise Refused(key, errno.EXDEV)
-        if target is not None and not exchange:
-            if source.is_directory:
-                await self._check_empty(new, target)
-            elif target.is_directory:
-                raise IsDirectory(new)
-
-    async def _rename(
-        self, old: str, source: OverlayEntry, new: str, target: OverlayEntry | None, exchange: bool
+    def _rename(
+        self, old: str, source: OverlayEntry, new: str, target: OverlayEntry | None, exchange: bool, now: Now
     ) -> None:
         if target is not None and target.status is not None and source.status is not None \
                 and os.path.samestat(source.status, target.status):  # fmt: skip
             return
-        await self.overlay.make_parents(new)
-        if not exchange or (target is not None and target.is_directory):
-            await self.overlay.hide_lower(old)
+        hidden = [old] if not exchange or (target is not None and target.is_directory) else []
         if source.is_directory:  # the directory must not be merged with a lower one that has its new name
-            await self.overlay.hide_lower(new)
+            hidden.append(new)
+        hidden = [key for key in hidden if now.hides_lower(key)]
+        now.make_parents(new)
+        for key in hidden:
+            now.hide_lower(key)
         with self.upper.at(old) as (old_directory, old_entry), self.upper.at(new) as (new_directory, new_entry):
             if exchange:
                 rename(old_entry, new_entry, EXCHANGE, old_directory, new_directory)
@@ -209,27 +215,32 @@ class WritableOperations(FileOperations):
     # -- parts
 
     async def _make(
-        self, parent_inode: int, name: bytes, ctx: RequestContext, make: Callable[[int, bytes], None], mode: int = 0
-    ) -> EntryAttributes:
-        """Create an entry with make(directory descriptor, name). `mode` is set again after a chown."""
-        async with self.overlay.lock:
-            key = await self._new_key(parent_inode, name)
+        self, parent_inode: int, name: bytes, ctx: RequestContext | None, make: Callable[[int, bytes], None],
+        mode: int = 0,
+    ) -> EntryAttributes:  # fmt: skip
+        """Create an entry with make(directory descriptor, name). `mode` is set again after a chown, of a new file."""
+
+        def new(now: Now) -> EntryAttributes:
+            key = self._new_key(parent_inode, name, now)
             with self.upper.at(key) as (directory, entry):
                 make(directory, entry)
-                self._give(directory, entry, mode, ctx)
+                if ctx is not None:
+                    self._give(directory, entry, mode, ctx)
             return self._made(key)
 
-    async def _new_key(self, parent_inode: int, name: bytes) -> str:
-        """Check that a new name is free, copy up its parents, and return its key. Hold overlay.lock."""
+        return await self.overlay.change(new, self._key_in(parent_inode, name))
+
+    def _new_key(self, parent_inode: int, name: bytes, now: Now) -> str:
+        """Check that a new name is free, copy up its parents, and return its key."""
         key = self._key_in(parent_inode, name)
         self.overlay.check_name(split_key(key)[1])
         if self.overlay.lower is not None:
             if not self.overlay.lacks(key):  # an entry of the upper directory makes the system call itself fail
                 with contextlib.suppress(NotFound):
-                    await self.overlay.find(key)
+                    now.find(key)
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), key)
             if not self._in_upper(parent_inode):
-                await self.overlay.make_parents(key)
+                now.make_parents(key)
         return key
 
     def _give(self, directory: int, entry: bytes, mode: int, ctx: RequestContext) -> None:
@@ -247,12 +258,6 @@ class WritableOperations(FileOperations):
             raise NotFound(key)
         return self._fill_found(found, self._looked_up(key, found))
 
-    async def _check_empty(self, key: str, found: OverlayEntry) -> None:
-        if not found.is_directory:
-            raise NotDirectory(key)
-        if await self.overlay.entries(key):
-            raise Refused(key, errno.ENOTEMPTY)
-
     def _remove_whiteouts(self, key: str) -> None:
         """Delete the reserved names in a directory of the upper directory, so that it can be removed."""
         if self.upper.plain:
@@ -265,3 +270,28 @@ class WritableOperations(FileOperations):
                     os.unlink(name, dir_fd=descriptor)
         finally:
             os.close(descriptor)
+
+
+def _check_rename(
+    old: str, source: OverlayEntry, new: str, target: OverlayEntry | None, flags: int, now: Now
+) -> None:
+    exchange = flags == pyfuse3.RENAME_EXCHANGE
+    if target is None and exchange:
+        raise NotFound(new)
+    if target is not None and flags == pyfuse3.RENAME_NOREPLACE:
+        raise Refused(new, errno.EEXIST)
+    for key, found in (old, source), (new, target if exchange else None):
+        if found is not None and found.is_directory and found.info is not None:
+            raise Refused(key, errno.EXDEV)
+    if target is not None and not exchange:
+        if source.is_directory:
+            _check_empty(new, target, now)
+        elif target.is_directory:
+            raise IsDirectory(new)
+
+
+def _check_empty(key: str, found: OverlayEntry, now: Now) -> None:
+    if not found.is_directory:
+        raise NotDirectory(key)
+    if not now.is_empty(key):
+        raise Refused(key, errno.ENOTEMPTY)

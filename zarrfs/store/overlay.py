@@ -12,7 +12,7 @@ import logging
 import os
 import stat
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import trio
 
@@ -23,7 +23,6 @@ from zarrfs.store.api import (
     Store,
     Usage,
     Value,
-    WritableStore,
     check_key,
     join_key,
     ordinary_mode,
@@ -31,14 +30,15 @@ from zarrfs.store.api import (
 )
 from zarrfs.store.directory import answers, info_of, not_opened
 from zarrfs.store.traversal import extents
-from zarrfs.store.upper import RECORD, UNFINISHED, NamesLock, Upper, remove_unfinished, reserved
+from zarrfs.store.upper import RECORD, UNFINISHED, Upper, remove_unfinished, reserved
 from zarrfs.store.uri import file_uri
 from zarrfs.store.values import FileValue, open_sized
-from zarrfs.store.writing import RESERVED, NewFile, remove_tree
-from zarrfs.system.buffers import Buffer
+from zarrfs.store.writing import RESERVED, NewFile
 from zarrfs.system.sparse import data_extents, keep_times, write_sparse
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _ABSENT = 10_000  # negative entries in memory
 _PIECE = 4 << 20  # bytes that are copied up at a time
@@ -76,16 +76,82 @@ class Change(NamedTuple):
     status: os.stat_result | None
 
 
-class Overlay(WritableStore):
+class _Unknown(Exception):
+    def __init__(self, key: str, children: bool) -> None:
+        self.key, self.children = key, children
+
+
+class Now:
+    """The merged tree for a change that does not await, in what change() calls.
+
+    Each method may ask for what the lower store has: change() then looks that up, and calls its function again.
+    """
+
+    def __init__(self, overlay: Overlay) -> None:
+        self._overlay, self._upper = overlay, overlay.upper
+        self.infos: dict[str, Info | None] = {}
+        self.children: dict[str, list[str]] = {}  # names in directories of the lower store
+
+    def find(self, key: str) -> OverlayEntry:
+        """Do what Overlay.find() does."""
+        self._overlay.check_shown(key)
+        status = self._upper.status(key)
+        below = self._below(key) if status is None or stat.S_ISDIR(status.st_mode) else None
+        return _merged(key, status, below)
+
+    def is_empty(self, key: str) -> bool:
+        """Return whether a directory has no entries."""
+        statuses, hidden, opaque = self._upper.listing(key) or ({}, set(), False)
+        below = None if statuses or opaque else self._below(key)
+        if below is None or below.kind is not Kind.DIRECTORY:
+            return not statuses
+        if key not in self.children:
+            raise _Unknown(key, True)
+        return all(name in hidden or reserved(name) for name in self.children[key])
+
+    def hides_lower(self, key: str) -> bool:
+        """Return whether removing the upper entry at `key` would uncover a lower one, unless a whiteout is written."""
+        return not self._upper.covers(key, itself=False) and self._info(key) is not None
+
+    def hide_lower(self, key: str) -> None:
+        """Write a whiteout at `key` if hides_lower(). Call this before removing the upper entry."""
+        if self.hides_lower(key):
+            self.make_parents(key)
+            self._upper.write_whiteout(key)
+
+    def make_parents(self, key: str) -> None:
+        """Copy up the parent directories of `key`."""
+        parent = split_key(key)[0]
+        if not parent or self._upper.status(parent) is not None:
+            return
+        info = self._below(parent)
+        if info is None:
+            raise NotFound(parent)
+        if info.kind is not Kind.DIRECTORY:
+            raise NotDirectory(parent)
+        self.make_parents(parent)
+        self._overlay.make(parent, info)
+
+    def _below(self, key: str) -> Info | None:
+        return None if self._upper.covers(key) else self._info(key)
+
+    def _info(self, key: str) -> Info | None:
+        if self._overlay.lacks(key):
+            return None
+        if key not in self.infos:
+            raise _Unknown(key, False)
+        return self.infos[key]
+
+
+class Overlay(Store):
     """A store of `lower`, or of nothing, with the changes in `upper`.
 
-    `owner`: (uid, gid) of entries that are copied up; None: those of this process. A caller must hold `lock` while it
-    changes names in `upper`; copy_up() acquires it.
+    `owner`: (uid, gid) of entries that are copied up; None: those of this process. Names in `upper` change in code
+    that does not await, in change().
     """
 
     def __init__(self, lower: Store | None, upper: Upper, owner: tuple[int, int] | None = None) -> None:
         self.lower, self.upper, self.owner = lower, upper, owner
-        self.lock = NamesLock()
         self.immutable = lower.immutable if lower is not None else False
         # a store on a server has no links, and resolving them would take a request for every parent of a key
         self.links_cross_layers = lower is None or lower.knows_names or not lower.remote
@@ -106,21 +172,35 @@ class Overlay(WritableStore):
 
     async def find(self, key: str) -> OverlayEntry:
         """Return the entry at `key`. Raise NotFound, also for reserved names and below a file; InvalidKey."""
-        self._check_shown(key)
+        self.check_shown(key)
         status = self.upper.status(key)
-        if status is None:
-            info = await self.below(key)
-            if info is None:
-                raise NotFound(key)
-            return OverlayEntry(None, info)
-        if not stat.S_ISDIR(status.st_mode):
-            return OverlayEntry(status, None)
-        info = await self.below(key)
-        return OverlayEntry(status, info if info is not None and info.kind is Kind.DIRECTORY else None)
+        return _merged(key, status, await self.below(key) if status is None or stat.S_ISDIR(status.st_mode) else None)
+
+    async def change(self, step: Callable[[Now], T], *keys: str) -> T:
+        """Return step(): a change of the upper directory that no other one interrupts, because it does not await.
+
+        What `step` asks for is looked up in the lower store, and `step` is called again, so it asks for everything
+        before it changes anything. `keys` are looked up first.
+        """
+        now = Now(self)
+        for key in keys:
+            if not self.lacks(key) and not self.upper.covers(key, itself=False):
+                now.infos[key] = await self._info_below(key)
+        while True:
+            try:
+                return step(now)
+            except _Unknown as exc:
+                if exc.children:
+                    now.children[exc.key] = list(await self._lower_names(exc.key))
+                else:
+                    now.infos[exc.key] = await self._info_below(exc.key)
 
     async def below(self, key: str) -> Info | None:
         """Return the lower entry at `key`; None if there is none, or the upper directory hides it."""
-        if self.lower is None or self.lacks(key) or self.upper.covers(key):
+        return None if self.lower is None or self.upper.covers(key) else await self._info_below(key)
+
+    async def _info_below(self, key: str) -> Info | None:
+        if self.lower is None or self.lacks(key):
             return None
         try:
             return _with_mode(await self.lower.info(key, sized=False))
@@ -141,25 +221,9 @@ class Overlay(WritableStore):
             key = split_key(key)[0]
         return False
 
-    async def would_show(self, key: str) -> bool:
-        """Return whether removing the upper entry at `key` would uncover a lower one, unless a whiteout is written."""
-        if self.lower is None or self.lacks(key) or self.upper.covers(key, itself=False):
-            return False
-        try:
-            await self.lower.info(key, sized=False)
-        except (NotFound, NotDirectory):
-            return False
-        return True
-
-    async def hide_lower(self, key: str) -> None:
-        """Write a whiteout at `key` if would_show(). Call it with `lock` held, before removing the upper entry."""
-        if await self.would_show(key):
-            await self.make_parents(key)
-            self.upper.write_whiteout(key)
-
     async def entries(self, key: str) -> list[MergedEntry]:
         """Return the merged entries of a directory, by name. Raise NotFound or NotDirectory."""
-        self._check_shown(key)
+        self.check_shown(key)
         listing = self.upper.listing(key)
         found = await self.find(key) if listing is None else OverlayEntry(None, await self.below(key))
         if listing is None and not found.is_directory:
@@ -178,7 +242,8 @@ class Overlay(WritableStore):
                     merged[name] = MergedEntry(name, above.status, _with_mode(info))
         return [merged[name] for name in sorted(merged)]
 
-    def _check_shown(self, key: str) -> None:
+    def check_shown(self, key: str) -> None:
+        """Raise InvalidKey, or NotFound for a reserved name."""
         check_key(key, root=True)
         if self.hides(key):
             raise NotFound(key)
@@ -191,19 +256,6 @@ class Overlay(WritableStore):
         return reserved(name) and not (self.upper.plain and name.startswith(".wh."))
 
     # -- copying up
-
-    async def make_parents(self, key: str) -> None:
-        """Copy up the parent directories of `key`. Call it with `lock` held."""
-        parent = split_key(key)[0]
-        if not parent or self.upper.status(parent) is not None:
-            return
-        await self.make_parents(parent)
-        info = await self.below(parent)
-        if info is None:
-            raise NotFound(parent)
-        if info.kind is not Kind.DIRECTORY:
-            raise NotDirectory(parent)
-        self._make(parent, info)
 
     async def copy_up(self, key: str, size: int | None = None) -> os.stat_result:
         """Copy up `key`, only the first `size` bytes of a file; return the lstat of the upper entry.
@@ -222,15 +274,17 @@ class Overlay(WritableStore):
                 if not await self._copy_file(key, info, size):  # its name was taken or removed meanwhile
                     raise NotFound(key)
             else:
-                async with self.lock:
-                    # to copy up the directory itself, make the parents of a name in it
-                    await self.make_parents(join_key(key, "x") if info.kind is Kind.DIRECTORY else key)
-                    if info.kind is Kind.SYMLINK and self.upper.status(key) is None:
-                        self._make(key, info)
+                await self.change(lambda now: self._copy_name(key, info, now))
             status = self.upper.status(key)
             if status is None:  # removed meanwhile
                 raise NotFound(key)
             return status
+
+    def _copy_name(self, key: str, info: Info, now: Now) -> None:
+        # to copy up the directory itself, make the parents of a name in it
+        now.make_parents(join_key(key, "x") if info.kind is Kind.DIRECTORY else key)
+        if info.kind is Kind.SYMLINK and self.upper.status(key) is None:
+            self.make(key, info)
 
     async def _copy_file(self, key: str, info: Info, most: int | None) -> bool:
         """Copy up a file; return False if its name was taken or removed meanwhile."""
@@ -250,15 +304,17 @@ class Overlay(WritableStore):
                         size = value.size if most is None else min(value.size, most)
                     await self._copy_data(new.descriptor, value, key, info._replace(size=size))
             await trio.to_thread.run_sync(self._finish, new, info, size)
-            async with self.lock:
-                if self.upper.status(key) is None and not self.upper.covers(key):
-                    await self.make_parents(key)
-                    with self.upper.at(key) as (directory, name), keep_times(directory):
-                        new.place(directory, name)
-                    return True
+            return await self.change(lambda now: self._place(new, key, now))
         finally:
             new.close()
-        return False
+
+    def _place(self, new: NewFile, key: str, now: Now) -> bool:
+        if self.upper.status(key) is not None or self.upper.covers(key):
+            return False
+        now.make_parents(key)
+        with self.upper.at(key) as (directory, name), keep_times(directory):
+            new.place(directory, name)
+        return True
 
     async def _copy_data(self, descriptor: int, value: Value, key: str, info: Info) -> None:
         """Copy the first `info.size` bytes without their holes, which may be larger than any disk."""
@@ -288,7 +344,7 @@ class Overlay(WritableStore):
             os.utime(descriptor, ns=(info.mtime_ns, info.mtime_ns))
         os.fsync(descriptor)  # otherwise, after a power failure, an empty file might hide the lower one
 
-    def _make(self, key: str, info: Info) -> None:
+    def make(self, key: str, info: Info) -> None:
         """Copy up a directory, without its entries, or a link. It gets its name when it is complete.
 
         It is renamed within its directory: to another one, only root can move a directory that is read-only.
@@ -373,60 +429,10 @@ class Overlay(WritableStore):
         total = Usage(status.f_blocks * unit, status.f_files) if self.lower is None else held
         return total._replace(bytes_free=status.f_bavail * unit, files_free=status.f_favail)
 
-    async def set(self, key: str, value: Buffer) -> None:
-        """Store `value` atomically, creating parent directories. Raise IsDirectory, NotDirectory or InvalidKey."""
-        check_key(key)
-        for name in key.split("/"):
-            self.check_name(name)
-        async with self.lock:
-            with contextlib.suppress(NotFound):
-                if (await self.find(key)).is_directory:
-                    raise IsDirectory(key)
-            await self._make_directories(split_key(key)[0])
-            with contextlib.closing(self.upper.create(0o644)) as new:
-                write_sparse(new.descriptor, value, 0)
-                os.ftruncate(new.descriptor, memoryview(value).nbytes)
-                with self.upper.at(key) as (directory, name_there):
-                    new.place(directory, name_there)
-            self.upper.remove_whiteout(key)
-
-    async def delete(self, key: str) -> None:
-        """Remove a file, a link, or a directory with everything below it, but no parents. Raise NotFound."""
-        check_key(key)
-        async with self.lock:
-            found = await self.find(key)
-            await self.hide_lower(key)
-            if found.status is not None:
-                with self.upper.at(key) as (directory, name):
-                    if stat.S_ISDIR(found.status.st_mode):
-                        remove_tree(directory, name)
-                    else:
-                        os.unlink(name, dir_fd=directory)
-
     async def aclose(self) -> None:
         self.upper.close()
         if self.lower is not None:
             await self.lower.aclose()
-
-    async def _make_directories(self, prefix: str) -> None:
-        """Copy up or create the directories from the root to `prefix`. Call it with `lock` held."""
-        at = ""
-        for name in prefix.split("/") if prefix else ():
-            at = join_key(at, name)
-            try:
-                found = await self.find(at)
-            except NotFound:
-                await self.make_parents(at)
-                lower_there = self.upper.has_whiteout(at)
-                with self.upper.at(at) as (directory, name_there):
-                    os.mkdir(name_there, 0o755, dir_fd=directory)
-                if lower_there:
-                    self.upper.make_opaque(at)
-                continue
-            if not found.is_directory:
-                raise NotDirectory(at)
-        # to copy up the directory itself, make the parents of a name in it
-        await self.make_parents(join_key(prefix, "x"))
 
     def info_of(self, key: str, status: os.stat_result) -> Info:
         """Return the entry of an upper file, directory or link."""
@@ -501,6 +507,14 @@ class Overlay(WritableStore):
             return {info.name: _with_mode(info) async for info in self.lower.list_dir(prefix)}
         except (NotFound, NotDirectory):
             return {}
+
+
+def _merged(key: str, status: os.stat_result | None, below: Info | None) -> OverlayEntry:
+    if status is None and below is None:
+        raise NotFound(key)
+    if status is not None and (below is None or below.kind is not Kind.DIRECTORY):
+        return OverlayEntry(status, None)
+    return OverlayEntry(status, below)
 
 
 def _joined(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -20,8 +20,6 @@ import stat
 from collections.abc import Iterator
 from typing import Any
 
-import trio
-
 from zarrfs.errors import SourceError, reason_of
 from zarrfs.store.api import join_key, split_key
 from zarrfs.store.writing import RESERVED, NewFile, remove_abandoned
@@ -56,25 +54,6 @@ _VERSION = 1
 _OPAQUE, _PREFIX = os.fsencode(OPAQUE), os.fsencode(PREFIX)
 # Errors that mean an absent entry. ENAMETOOLONG: with PREFIX, the name of a whiteout may be too long.
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
-
-
-class NamesLock:
-    """A lock around namespace changes of an upper directory.
-
-    Acquiring it uncontended does not yield to the scheduler.
-    """
-
-    def __init__(self) -> None:
-        self._lock = trio.Lock()
-
-    async def __aenter__(self) -> None:
-        try:
-            self._lock.acquire_nowait()
-        except trio.WouldBlock:
-            await self._lock.acquire()
-
-    async def __aexit__(self, *_: object) -> None:
-        self._lock.release()
 
 
 class Upper:
@@ -285,28 +264,10 @@ class Upper:
             if directory != self._base.descriptor:
                 os.close(directory)
 
-    def has_whiteout(self, key: str) -> bool:
-        """Return whether a whiteout hides the lower entry `key`."""
-        status = None if self.plain else self.status(_beside(key))
-        return status is not None and stat.S_ISREG(status.st_mode)
-
     def write_whiteout(self, key: str) -> None:
         """Write the whiteout of `key`. The upper directory must have the parent of `key`."""
-        self._touch(_beside(key))
+        os.close(self.open(_beside(key), os.O_WRONLY | os.O_CREAT, 0o644))
 
-    def remove_whiteout(self, key: str) -> None:
-        """Remove the whiteout of `key`, if there is one."""
-        if self.plain:
-            return
-        with contextlib.suppress(FileNotFoundError), self.at(_beside(key)) as (directory, name):
-            os.unlink(name, dir_fd=directory)
-
-    def make_opaque(self, key: str) -> None:
-        """Make the directory `key` opaque: it hides all entries of the lower one."""
-        self._touch(join_key(key, OPAQUE))
-
-    def _touch(self, key: str) -> None:
-        os.close(self.open(key, os.O_WRONLY | os.O_CREAT, 0o644))
 
 
 def _marked(name: bytes, directory: int) -> bool:
