@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound
 from zarrfs.store.api import split_key
 from zarrfs.store.overlay import Now, Overlay, OverlayEntry
-from zarrfs.store.writing import remove_tree
 
 
 async def put(overlay: Overlay, key: str, value: bytes) -> None:
@@ -51,7 +51,7 @@ async def remove(overlay: Overlay, key: str) -> None:
         if found.status is not None:
             with overlay.upper.at(key) as (directory, name):
                 if stat.S_ISDIR(found.status.st_mode):
-                    remove_tree(directory, name)
+                    shutil.rmtree(name, dir_fd=directory)
                 else:
                     os.unlink(name, dir_fd=directory)
 

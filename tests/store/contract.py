@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from zarrfs.errors import InvalidKey, IsDirectory, NameTooLong, NotDirectory, NotFound
-from zarrfs.store.api import Info, Kind, Store, Usage, WritableStore, join_key
+from zarrfs.store.api import Info, Kind, Store, Usage, join_key
+from zarrfs.store.directory import FileSystemStore
 
 Tree = dict[str, bytes]
 Check = Callable[[Any], Awaitable[None]]
@@ -365,7 +366,7 @@ class WritableContract(StoreContract):
 
     @pytest.mark.parametrize("change", ["replace", "delete"])
     def test_an_open_value_keeps_its_bytes(self, change: str) -> None:
-        async def check(store: WritableStore) -> None:
+        async def check(store: FileSystemStore) -> None:
             with contextlib.closing(await store.open("a/c/0/0")) as value:
                 if change == "replace":
                     await store.set("a/c/0/0", b"new")
@@ -383,7 +384,7 @@ class WritableContract(StoreContract):
         @settings(max_examples=self.examples, deadline=None, suppress_health_check=list(HealthCheck))
         @given(changes=_CHANGES)
         def check(changes: list[tuple[str, str, bytes]]) -> None:
-            async def run(store: WritableStore) -> None:
+            async def run(store: FileSystemStore) -> None:
                 model: Tree = {"z": b"stays"}
                 held: list[tuple[Any, bytes]] = []
                 for operation, key, data in changes:
@@ -409,23 +410,17 @@ class WritableContract(StoreContract):
 
         check()
 
-    def test_it_implements_the_writable_store_interface(self) -> None:
-        async def check(store: Store) -> None:
-            assert isinstance(store, WritableStore)
-
-        self.run(check)
-
     @pytest.mark.parametrize("value", [b"", b"new", b"x" * 100_000, bytearray(b"ba"), memoryview(b"mv")])
     @pytest.mark.parametrize("key", ["new", "a/c/0/0", "n/e/w", "a/c/new"])
     def test_set_writes_the_value(self, key: str, value: bytes) -> None:
-        async def check(store: WritableStore) -> None:
+        async def check(store: FileSystemStore) -> None:
             await store.set(key, value)
             await check_tree(store, {**TREE, key: bytes(value)})
 
         self.run(check)
 
     def test_delete_removes_the_key(self) -> None:
-        async def check(store: WritableStore) -> None:
+        async def check(store: FileSystemStore) -> None:
             left = dict(TREE)
             for key in TREE:
                 await store.delete(key)
@@ -438,7 +433,7 @@ class WritableContract(StoreContract):
 
     @pytest.mark.parametrize("prefix", ["a", "a/c", "é"])
     def test_delete_removes_a_directory_with_its_keys(self, prefix: str) -> None:
-        async def check(store: WritableStore) -> None:
+        async def check(store: FileSystemStore) -> None:
             await store.delete(prefix)
             left = {key for key in TREE if not key.startswith(prefix + "/")}
             assert set(await keys(store)) == left
@@ -448,7 +443,7 @@ class WritableContract(StoreContract):
         self.run(check)
 
     def test_missing_keys_cannot_be_deleted(self) -> None:
-        async def check(store: WritableStore) -> None:
+        async def check(store: FileSystemStore) -> None:
             for key in ("nope", "a/nope", "nope/nope"):
                 with pytest.raises(NotFound):
                     await store.delete(key)
@@ -459,7 +454,7 @@ class WritableContract(StoreContract):
         self.run(check)
 
     def test_files_and_directories_do_not_replace_each_other(self) -> None:
-        async def check(store: WritableStore) -> None:
+        async def check(store: FileSystemStore) -> None:
             with pytest.raises(IsDirectory):
                 await store.set("a", b"")
             with pytest.raises(NotDirectory):
@@ -472,7 +467,7 @@ class WritableContract(StoreContract):
 
     @pytest.mark.parametrize("key", ["", "/a", "a/", "a//b", "a/../b", "..", ".", "a\0b"])
     def test_invalid_keys_are_not_written(self, key: str) -> None:
-        async def check(store: WritableStore) -> None:
+        async def check(store: FileSystemStore) -> None:
             with pytest.raises(InvalidKey):
                 await store.set(key, b"")
             with pytest.raises(InvalidKey):

@@ -47,7 +47,7 @@ class TestFileSystem(WritableContract):
 
     @asynccontextmanager
     async def open(self, tree: Tree) -> AsyncIterator[FileSystemStore]:
-        store = FileSystemStore(str(write(self.place, tree)), fsync=True)
+        store = FileSystemStore(str(write(self.place, tree)))
         yield store
         await store.aclose()
 

@@ -258,18 +258,6 @@ class Store(abc.ABC):
         """Release descriptors, connections and threads; a second call does nothing. Close all open values first."""
 
 
-class WritableStore(Store):
-    """A store that can change."""
-
-    @abc.abstractmethod
-    async def set(self, key: str, value: Buffer) -> None:
-        """Store `value` atomically: a reader sees the old value or the new one, never a mixture."""
-
-    @abc.abstractmethod
-    async def delete(self, key: str) -> None:
-        """Remove a file, or a directory with everything below it."""
-
-
 class Part(NamedTuple):
     """`length` bytes of a file, from `start` on: `data`, or the bytes of `url` from `offset` on."""
 

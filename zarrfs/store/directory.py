@@ -14,6 +14,7 @@ import contextlib
 import enum
 import errno
 import os
+import shutil
 import stat
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
@@ -38,9 +39,9 @@ from zarrfs.store.api import (
     BlockingReader,
     Info,
     Kind,
+    Store,
     Usage,
     Value,
-    WritableStore,
     check_key,
     join_key,
     keys_below,
@@ -48,12 +49,13 @@ from zarrfs.store.api import (
 )
 from zarrfs.store.uri import file_uri
 from zarrfs.store.values import FileValue
-from zarrfs.store.writing import RESERVED, NewFile, remove_abandoned, remove_tree
+from zarrfs.store.writing import RESERVED, NewFile
 from zarrfs.system.beneath import BaseDirectory, real_path, reopen
 from zarrfs.system.buffers import Buffer, write_all
 
 _PAGE = 1000  # entries for each call in a worker thread
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+_PARENT = os.O_PATH | os.O_DIRECTORY
 FIFO = "is a FIFO, which is not opened"  # Info.unreadable of a FIFO
 _LEADS_BACK = "leads to a directory that it lies in"
 _ANSWERS: dict[int, type[StoreError]] = {
@@ -73,60 +75,21 @@ class Links(enum.Enum):
     FOLLOW_OUT = "follow out"  # links out of the base directory as FOLLOW, the others as KEEP
 
 
-class WritableValue:
-    """A new value, which readers see once place() is called, whole. The opener calls close()."""
-
-    def __init__(self, file: NewFile, parent: int, name: bytes, fsync: bool) -> None:
-        self._file, self._parent, self._name, self._fsync = file, parent, name, fsync
-
-    async def write(self, start: int, data: Buffer) -> None:
-        """Write `data` at offset `start`. Raise OSError."""
-        await trio.to_thread.run_sync(self.write_now, start, data)
-
-    async def place(self) -> None:
-        """Give the value its name, replacing an older value. Raise OSError."""
-        await trio.to_thread.run_sync(self.place_now)
-
-    def write_now(self, start: int, data: Buffer) -> None:
-        """Write `data` at offset `start`. Blocks."""
-        write_all(self._file.descriptor, data, start)
-
-    def place_now(self) -> None:
-        """Give the value its name. Blocks."""
-        if self._fsync:
-            os.fsync(self._file.descriptor)
-        self._file.place(self._parent, self._name)
-        if self._fsync:
-            os.fsync(self._parent)
-
-    def close(self) -> None:
-        """Drop the value unless it was placed."""
-        self._file.close()
-        if self._parent >= 0:
-            os.close(self._parent)
-        self._parent = -1
-
-
-class FileSystemStore(WritableStore, BlockingReader):
+class FileSystemStore(Store, BlockingReader):
     """A store of the files below the directory `path`.
 
     A value is renamed into place, so that a reader sees the old value or the new one, even if the writer is killed.
-    With `fsync`, set() returns only when the value is on disk. `allowed`: real paths of directories outside of the
-    base directory that links may lead to. Raise SourceError if `path` is no directory.
+    `allowed`: real paths of directories outside of the base directory that links may lead to. Raise SourceError if
+    `path` is no directory.
     """
 
     immutable = False
     sizes_known = True
     opens_files = True
 
-    def __init__(
-        self, path: str, fsync: bool = False, links: Links = Links.KEEP, allowed: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, path: str, links: Links = Links.KEEP, allowed: Sequence[str] = ()) -> None:
         self.path = os.path.abspath(path)
-        self._fsync = fsync
-        self._cleaned: set[bytes] = set()  # directories
         self._links, self._allowed = links, allowed
-        self._parent_flags = _DIRECTORY if fsync else os.O_PATH | os.O_DIRECTORY
         try:
             self._base = BaseDirectory(path)
         except OSError as exc:
@@ -224,16 +187,11 @@ class FileSystemStore(WritableStore, BlockingReader):
 
     # -- writing
 
-    async def create(self, key: str) -> WritableValue:
-        """Return a new value for `key`, creating parent directories. Raise what set() does."""
-        path = _path_of_key(key)
-        with answers(key, writing=True):
-            return await trio.to_thread.run_sync(self._create, path)
-
     async def set(self, key: str, value: Buffer) -> None:
-        """Store `value`, creating parent directories. Raise IsDirectory, NotDirectory, AccessDenied, ...
+        """Store `value` atomically, creating parent directories. Raise IsDirectory, NotDirectory, AccessDenied, ...
 
-        Failures without a type of their own raise OSError: a full disk, a quota, an input/output error.
+        A reader sees the old value or the new one. Failures without a type of their own raise OSError: a full disk, a
+        quota, an input/output error.
         """
         path = _path_of_key(key)
         with answers(key, writing=True):
@@ -487,55 +445,39 @@ class FileSystemStore(WritableStore, BlockingReader):
         found.sort()
         return found
 
-    def _create(self, path: bytes) -> WritableValue:
-        parent_path, _, name = path.rpartition(b"/")
-        parent = self._parent(parent_path)
+    def _set(self, path: bytes, value: Buffer) -> None:
+        above, _, name = path.rpartition(b"/")
+        parent = self._parent(above)
         try:
-            self._clean(parent_path, parent)
             try:
                 old = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
             except FileNotFoundError:
                 old = 0
             if stat.S_ISDIR(old):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fsdecode(name))  # noqa: TRY301
-            file = NewFile(parent)
-            if stat.S_ISREG(old):  # keep the mode: a private value stays private
-                os.fchmod(file.descriptor, stat.S_IMODE(old))
-            return WritableValue(file, parent, name, self._fsync)
-        except BaseException:
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fsdecode(name))
+            with contextlib.closing(NewFile(parent)) as file:
+                if stat.S_ISREG(old):  # keep the mode: a private value stays private
+                    os.fchmod(file.descriptor, stat.S_IMODE(old))
+                write_all(file.descriptor, value, 0)
+                file.place(parent, name)
+        finally:
             os.close(parent)
-            raise
-
-    def _clean(self, path: bytes, directory: int) -> None:
-        """Remove what killed writers left in a directory, before the first write there."""
-        if path not in self._cleaned:
-            self._cleaned.add(path)
-            remove_abandoned(directory)
-
-    def _set(self, path: bytes, value: Buffer) -> None:
-        with contextlib.closing(self._create(path)) as new:
-            new.write_now(0, value)
-            new.place_now()
 
     def _delete(self, path: bytes) -> None:
-        parent_path, _, name = path.rpartition(b"/")
-        parent = self._base.open(parent_path, self._parent_flags)
+        above, _, name = path.rpartition(b"/")
+        parent = self._base.open(above, _PARENT)
         try:
-            self._clean(parent_path, parent)
-            mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
-            if stat.S_ISDIR(mode):
-                remove_tree(parent, name)
+            if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+                shutil.rmtree(name, dir_fd=parent)
             else:
                 os.unlink(name, dir_fd=parent)
-            if self._fsync:
-                os.fsync(parent)
         finally:
             os.close(parent)
 
     def _parent(self, path: bytes) -> int:
         """Open the directory `path`, creating it and its parents if they are missing."""
         try:
-            return self._base.open(path, self._parent_flags)
+            return self._base.open(path, _PARENT)
         except FileNotFoundError:
             if not path:
                 raise
@@ -544,11 +486,9 @@ class FileSystemStore(WritableStore, BlockingReader):
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, dir_fd=parent)
-            if self._fsync:
-                os.fsync(parent)
         finally:
             os.close(parent)
-        return self._base.open(path, self._parent_flags)
+        return self._base.open(path, _PARENT)
 
 
 def _path_of_key(key: str, root: bool = False) -> bytes:

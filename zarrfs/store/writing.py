@@ -1,4 +1,4 @@
-"""Files that get their names when they are complete, and removal of trees at once.
+"""Files that get their names when they are complete.
 
 A file is written without a name (O_TMPFILE), and linked when it is complete: a killed process leaves nothing. It has a
 temporary name, with the prefix `.zarrfs-staging`, for an instant if it replaces another file, and all the time on a
@@ -13,8 +13,6 @@ import errno
 import fcntl
 import os
 import secrets
-import shutil
-import stat
 import time
 
 from zarrfs.system.renaming import NOREPLACE, rename
@@ -90,23 +88,8 @@ class NewFile:
         self.descriptor, self._directory, self._name = -1, -1, b""
 
 
-def remove_tree(directory: int, name: bytes) -> None:
-    """Remove the tree `name` in `directory`. It vanishes at once, by a rename, where that is permitted."""
-    tree = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-    try:
-        lock(tree)
-        hidden = _temporary()
-        try:
-            os.rename(name, hidden, src_dir_fd=directory, dst_dir_fd=directory)
-        except PermissionError:
-            hidden = name
-        shutil.rmtree(hidden, dir_fd=directory)
-    finally:
-        os.close(tree)
-
-
 def remove_abandoned(directory: int) -> None:
-    """Remove the temporary files and trees in `directory` that killed processes left."""
+    """Remove the temporary files in `directory` that killed processes left."""
     for name in os.listdir(f"/proc/self/fd/{directory}"):
         if name.startswith(_TEMPORARY):
             with contextlib.suppress(OSError):
@@ -119,10 +102,7 @@ def _remove_unlocked(directory: int, name: str) -> None:
         status, locked = os.fstat(descriptor), lock(descriptor)
         old = time.time() - max(status.st_mtime, status.st_ctime) > _UNLOCKABLE_AGE
         if locked or (locked is None and old):
-            if stat.S_ISDIR(status.st_mode):
-                shutil.rmtree(name, dir_fd=directory)
-            else:
-                os.unlink(name, dir_fd=directory)
+            os.unlink(name, dir_fd=directory)
     finally:
         os.close(descriptor)
 
