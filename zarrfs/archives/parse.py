@@ -7,7 +7,7 @@ path cannot be a path is left out, and harmless oddities are ignored with one wa
 
 from __future__ import annotations
 
-import binascii
+import base64
 import json
 import stat
 from bisect import bisect_left
@@ -32,7 +32,7 @@ def detect(document: Any) -> bool:
         return True
     if not isinstance(document, dict) or not document:
         return False
-    if _jobspec(document) is not None:
+    if _system(document) is not None:
         return True
     # "refs" and "version", the keys of a reference set, may also be names of files: then each is an entry with a mode
     if any(name in document and not _is_entry(document[name]) for name in ("refs", "version")):
@@ -52,12 +52,17 @@ def compile_document(document: JsonDocument, compilation: Compilation) -> None:
     archive = _Archive(compilation)
     files = _files(document.whole(), compilation)
     if isinstance(files, list):
-        archive.add_list(files)
+        for index, fields in enumerate(files):
+            path = fields.get("path") if isinstance(fields, dict) else None
+            if isinstance(path, str):
+                archive.add(path, fields, path or f"[{index}]", listed=True)
+            else:
+                compilation.skip(f"[{index}]", "not an object with a path that is a string")
     else:
-        archive.add_dictionary(files)
+        for path, fields in files.items():
+            archive.add(path, fields, path or '""', listed=False)
     archive.check_parents()
     archive.write()
-    archive.warn()
 
 
 def _is_entry(value: Any) -> bool:
@@ -71,8 +76,11 @@ def _is_surely_entry(name: str, value: Any) -> bool:
     return 0 <= value["mode"] <= 0o177777 and stat.S_IFMT(value["mode"]) in KINDS
 
 
-def _jobspec(document: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the jobspec: `document`, or its value "jobspec", as in the info of a job shell; None if there is none."""
+def _system(document: dict[str, Any]) -> dict[str, Any] | None:
+    """Return attributes.system of a jobspec: `document`, or its value "jobspec", as in the info of a job shell.
+
+    Return {} for a jobspec without it, None if there is no jobspec.
+    """
     inner = document.get("jobspec")
     if isinstance(inner, dict) and not _is_entry(inner) and "attributes" in inner:
         document = inner
@@ -80,19 +88,14 @@ def _jobspec(document: dict[str, Any]) -> dict[str, Any] | None:
     if not isinstance(attributes, dict) or _is_entry(attributes):
         return None
     system = attributes.get("system")
-    if isinstance(system, dict) and "files" in system:
-        return document
-    return document if {"resources", "tasks"} <= document.keys() else None
+    found: dict[str, Any] = system if isinstance(system, dict) else {}
+    return found if "files" in found or {"resources", "tasks"} <= document.keys() else None
 
 
 def _files(document: Any, compilation: Compilation) -> list[Any] | dict[str, Any]:
     """Return the list or dictionary of entries."""
-    if isinstance(document, dict):
-        jobspec = _jobspec(document)
-        if jobspec is None:
-            return document
-        system = jobspec["attributes"].get("system")
-        if not isinstance(system, dict) or "files" not in system:
+    if isinstance(document, dict) and (system := _system(document)) is not None:
+        if "files" not in system:
             raise compilation.refuse("a jobspec without files (attributes.system.files)")
         document = system["files"]
     if isinstance(document, list | dict):
@@ -105,14 +108,12 @@ class _BadEntry(Exception):
 
 
 class _ArchiveEntry(NamedTuple):
-    """An entry whose path and mode are checked, but not its content."""
+    """An entry whose path and type are checked, but not its content."""
 
     shown: str
     kind: Kind
-    mode: int | None
-    mtime_ns: int | None
     fields: dict[str, Any]
-    fault: str = ""  # the rule that it breaks; it is then a file that cannot be read
+    fault: str  # the rule that it breaks; it is then a file that cannot be read
 
 
 class _Archive:
@@ -120,142 +121,115 @@ class _Archive:
 
     def __init__(self, compilation: Compilation) -> None:
         self._compilation = compilation
-        self._writer = compilation.writer
         self._entries: dict[str, _ArchiveEntry] = {}
         self._oddities: dict[str, tuple[int, str]] = {}  # by warning: how often, and the first entry
-        self._with_blobs = 0  # files
 
-    # -- entries
-
-    def add_list(self, files: list[Any]) -> None:
-        for index, fields in enumerate(files):
-            path = fields.get("path") if isinstance(fields, dict) else None
-            if isinstance(path, str):
-                self._add(path, fields, path or f"[{index}]", listed=True)
-            else:
-                self._compilation.skip(f"[{index}]", "not an object with a path that is a string")
-
-    def add_dictionary(self, files: dict[str, Any]) -> None:
-        for path, fields in files.items():
-            self._add(path, fields, path or '""', listed=False)
-
-    def _add(self, path: str, fields: Any, shown: str, listed: bool) -> None:
+    def add(self, path: str, fields: Any, shown: str, listed: bool) -> None:
+        """Add an entry, or leave it out if its path cannot be one."""
+        shown = _shown(shown)
         try:
-            names = _names(path)
+            key = _key(path)
         except _BadEntry as exc:
-            self._compilation.skip(_shown(shown), str(exc))
+            self._compilation.skip(shown, str(exc))
             return
+        kind, fault = Kind.FILE, ""
         try:
-            kind, mode = _mode(fields, path, listed)
-            entry = _ArchiveEntry(shown, kind, mode, self._mtime(shown, fields), fields)
+            kind = _kind(fields, path, listed)
         except _BadEntry as exc:
-            entry = _ArchiveEntry(shown, Kind.FILE, None, None, {}, str(exc))
-        if not names and entry.kind is not Kind.DIRECTORY:
-            self._compilation.skip(_shown(shown), entry.fault or "the root is a directory, not a file or symlink")
+            fault = str(exc)
+        if not key and kind is not Kind.DIRECTORY:
+            self._compilation.skip(shown, fault or "the root is a directory, not a file or symlink")
             return
-        key = "/".join(names)
         if key in self._entries:
             self._odd("a path named more than once: the last one wins", shown)
-        self._entries[key] = entry
-        if not entry.fields.keys() <= _FIELDS:
-            self._odd("unknown keys: ignored", f"{_shown(shown)} ({_shown(min(entry.fields.keys() - _FIELDS))})")
-
-    def _mtime(self, shown: str, fields: dict[str, Any]) -> int | None:
-        mtime = fields.get("mtime")
-        if type(mtime) is int and int64(mtime * 10**9):
-            return mtime * 10**9
-        if "mtime" in fields:
-            self._odd("mtime that is not an integer, or does not fit 64 bits of nanoseconds: ignored", shown)
-        return None
+        self._entries[key] = _ArchiveEntry(shown, kind, fields, fault)
 
     def check_parents(self) -> None:
         """Refuse files and symlinks that have entries below them."""
         keys = sorted(self._entries)
         for key, entry in self._entries.items():
-            if entry.kind is Kind.DIRECTORY:
-                continue
-            prefix = key + "/"
-            at = bisect_left(keys, prefix)
-            if at < len(keys) and keys[at].startswith(prefix):
+            at = bisect_left(keys, f"{key}/")
+            if entry.kind is not Kind.DIRECTORY and at < len(keys) and keys[at].startswith(f"{key}/"):
                 what = entry.fault or ("a symlink" if entry.kind is Kind.SYMLINK else "a file")
-                raise self._compilation.refuse(f"{what}, and the parent of {_shown(keys[at])}", _shown(entry.shown))
-
-    # -- contents
+                raise self._compilation.refuse(f"{what}, and the parent of {_shown(keys[at])}", entry.shown)
 
     def write(self) -> None:
-        """Write all entries to the index."""
+        """Write all entries to the index, and warn once of each kind of oddity, and of blobs without a place."""
+        with_blobs = 0
         for key, entry in self._entries.items():
-            fault = entry.fault
             try:
-                if not fault:
-                    self._write(key, entry)
+                with_blobs += self._write(key, entry)
             except _BadEntry as exc:
-                fault = str(exc)
-            if fault:
-                self._compilation.broken(key, _shown(entry.shown), fault)
+                self._compilation.broken(key, entry.shown, str(exc))
+        for what, (count, first) in self._oddities.items():
+            self._compilation.warn(f"{first}{f' and {count - 1} more' if count > 1 else ''}: {what}")
+        if with_blobs and not self._compilation.options.blobs:
+            self._compilation.warn(f"{'1 file needs' if with_blobs == 1 else f'{with_blobs} files need'} {NO_BLOBS}")
 
-    def _write(self, key: str, entry: _ArchiveEntry) -> None:
-        fields, mode, mtime_ns = entry.fields, entry.mode, entry.mtime_ns
+    def _write(self, key: str, entry: _ArchiveEntry) -> bool:
+        """Write an entry; return whether it needs blobs."""
+        if entry.fault:
+            raise _BadEntry(entry.fault)
+        fields, writer = entry.fields, self._compilation.writer
+        mode, mtime_ns = stat.S_IMODE(fields["mode"]), self._mtime(entry)
+        if unknown := fields.keys() - _FIELDS:
+            self._odd("unknown keys: ignored", f"{entry.shown} ({_shown(min(unknown))})")
         if entry.kind is Kind.DIRECTORY:
             if not fields.keys().isdisjoint(("data", "size", "encoding")):
                 self._odd("data, size or encoding on a directory: ignored", entry.shown)
-            self._writer.directory(key, mode, mtime_ns)
+            writer.directory(key, mode, mtime_ns)
         elif entry.kind is Kind.SYMLINK:
-            self._writer.symlink(key, _target(fields.get("data")), mtime_ns)
+            writer.symlink(key, _target(fields.get("data")), mtime_ns)
             if not fields.keys().isdisjoint(("size", "encoding")):
                 self._odd("size or encoding on a symlink: ignored", entry.shown)
         elif "data" not in fields:
             if "encoding" in fields:
                 raise _BadEntry("encoding without data")
-            self._writer.regions(key, _size(fields, "neither size nor data"), (), mode, mtime_ns)
+            writer.regions(key, _size(fields, "neither size nor data"), (), mode, mtime_ns)
         elif fields.get("encoding") == "blobvec":
             size = _size(fields, "a blobvec without size")
             regions = _regions(fields["data"], size)
-            self._writer.regions(key, size, regions, mode, mtime_ns)
-            self._with_blobs += bool(regions)
+            writer.regions(key, size, regions, mode, mtime_ns)
+            return bool(regions)
         else:
             data = _content(fields)
             size = _size(fields) if "size" in fields else len(data)
-            if size < len(data):
-                raise _BadEntry(f"size {size} is smaller than its data, {len(data)} bytes")
-            if size > len(data):
-                raise _BadEntry(f"size {size} is larger than its data, {len(data)} bytes")
-            self._writer.inline(key, data, mode, mtime_ns)
+            if size != len(data):
+                what = "smaller" if size < len(data) else "larger"
+                raise _BadEntry(f"size {size} is {what} than its data, {len(data)} bytes")
+            writer.inline(key, data, mode, mtime_ns)
+        return False
 
-    # -- warnings
+    def _mtime(self, entry: _ArchiveEntry) -> int | None:
+        mtime = entry.fields.get("mtime")
+        if type(mtime) is int and int64(mtime * 10**9):
+            return mtime * 10**9
+        if "mtime" in entry.fields:
+            self._odd("mtime that is not an integer, or does not fit 64 bits of nanoseconds: ignored", entry.shown)
+        return None
 
     def _odd(self, what: str, where: str) -> None:
         count, first = self._oddities.get(what, (0, where))
         self._oddities[what] = (count + 1, first)
 
-    def warn(self) -> None:
-        """Emit one warning of each kind."""
-        for what, (count, first) in self._oddities.items():
-            more = f" and {count - 1} more" if count > 1 else ""
-            self._compilation.warn(f"{_shown(first)}{more}: {what}")
-        if self._with_blobs and not self._compilation.options.blobs:
-            what = "1 file needs" if self._with_blobs == 1 else f"{self._with_blobs} files need"
-            self._compilation.warn(f"{what} {NO_BLOBS}")
-
 
 # Each of these functions raises _BadEntry.
 
 
-def _names(path: str) -> list[str]:
-    """Check a path and return its parts, without "." and repeated slashes."""
+def _key(path: str) -> str:
+    """Check a path and return its key, without "." and repeated slashes."""
     if not path:
         raise _BadEntry("an empty path")
     if path[0] == "/":
         raise _BadEntry("an absolute path")
     _check_text(path, "the path")
     names = [part for part in path.split("/") if part not in ("", ".")]
-    for name in names:
-        if rule := name_rule(name):
-            raise _BadEntry(f"a path with {rule}")
-    return names
+    if rule := next(filter(None, map(name_rule, names)), None):
+        raise _BadEntry(f"a path with {rule}")
+    return "/".join(names)
 
 
-def _mode(fields: Any, path: str, listed: bool) -> tuple[Kind, int]:
+def _kind(fields: Any, path: str, listed: bool) -> Kind:
     if not isinstance(fields, dict):
         raise _BadEntry("not an object")
     if "path" in fields and not listed:
@@ -271,7 +245,7 @@ def _mode(fields: Any, path: str, listed: bool) -> tuple[Kind, int]:
         raise _BadEntry(f"{what}: neither a file, a directory nor a symlink")
     if form != stat.S_IFDIR and path.endswith(("/", "/.")):
         raise _BadEntry("a file or symlink whose path has a trailing slash")
-    return KINDS[form], stat.S_IMODE(mode)
+    return KINDS[form]
 
 
 def _size(fields: dict[str, Any], missing: str = "") -> int:
@@ -313,7 +287,13 @@ def _content(fields: dict[str, Any]) -> bytes:
     if "encoding" not in fields:
         if data == "" and fields.get("size") == 0:  # an empty file in a jobspec
             return b""
-        return _json(data)
+        try:  # JSON content: compact, with keys in the order of the document, without ASCII escapes
+            data = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        except RecursionError:
+            raise _BadEntry("JSON content nested too deeply") from None
+        except ValueError:
+            raise _BadEntry("JSON content with NaN, or a number larger than a double can be") from None
+        return _utf8(data, "JSON content")
     encoding = fields["encoding"]
     if encoding not in ("utf-8", "base64"):
         raise _BadEntry(f"encoding {_shown(encoding)} is not utf-8, base64 or blobvec")
@@ -322,26 +302,15 @@ def _content(fields: dict[str, Any]) -> bytes:
     return _utf8(data, "data") if encoding == "utf-8" else _base64(data)
 
 
-def _json(data: Any) -> bytes:
-    """Encode JSON content: compact, with keys in the order of the document, without ASCII escapes."""
-    try:
-        text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    except RecursionError:
-        raise _BadEntry("JSON content nested too deeply") from None
-    except ValueError:
-        raise _BadEntry("JSON content with NaN, or a number larger than a double can be") from None
-    return _utf8(text, "JSON content")
-
-
 def _base64(data: str) -> bytes:
     """Decode base64. Refuse everything that is malformed, except missing padding."""
     bare = data.rstrip("=")
     padding = -len(bare) % 4
+    if len(data) - len(bare) > padding:  # b64decode() of Python 3.11 would ignore it
+        raise _BadEntry("malformed base64: excess padding")
     try:
-        if padding == 3 or len(data) - len(bare) > padding:
-            raise binascii.Error("wrong length or padding")
-        return binascii.a2b_base64(bare + "=" * padding, strict_mode=True)
-    except ValueError as exc:  # the base class of binascii.Error
+        return base64.b64decode(bare + "=" * padding, validate=True)
+    except ValueError as exc:
         raise _BadEntry(f"malformed base64: {str(exc).lower()}") from None
 
 
