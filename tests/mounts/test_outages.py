@@ -240,7 +240,7 @@ def test_many_reads_that_wait_for_a_server_do_not_block_other_requests(tmp_path:
         refs: dict[str, Any] = {f"v{number}": [f"{url}/{number}", 0, 4096] for number in range(300)}
         (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs | {"local": "here"}}))
         # a killed reader whose page the kernel reads synchronously waits until read_timeout=
-        options = "memory_limit=1GiB,read_timeout=200s,prefetch=0B"
+        options = "memory_limit=1GiB,read_timeout=60s,prefetch=0B"
         with mounted(tmp_path / "refs.json", tmp_path / "mnt", options) as root:
             readers = subprocess.Popen([sys.executable, "-c", READERS, root], stdout=subprocess.PIPE)
             try:
