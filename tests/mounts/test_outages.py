@@ -76,9 +76,12 @@ def check_log(root: Path, server: str, least: float, most: float) -> tuple[str, 
     return one.reason, one.waited
 
 
-def values_at(root: Path, url: str, name: str, count: int = 600) -> tuple[Path, list[Value]]:
-    """Publish `count` values of 8 KiB each; return (a reference set of them, the values)."""
-    values = cut(publish(root, name, count << 13), "v", 8 << 10)
+def values_at(root: Path, url: str, name: str) -> tuple[Path, list[Value]]:
+    """Publish 5,000 values of 8 KiB each; return (a reference set of them, the values).
+
+    Read values are in the page cache, and need no server. A loaded machine may take seconds to stop the server.
+    """
+    values = cut(publish(root, name, 5000 << 13), "v", 8 << 10)
     return document(root.parent / f"{name}.json", {f"{url}/{name}": values}), values
 
 
