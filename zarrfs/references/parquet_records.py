@@ -22,21 +22,7 @@ from zarrfs.system.buffers import Buffer
 COLUMNS = ("path", "offset", "size", "raw")
 _PATH_MAX = 4 * 65536  # bytes of a path: enough for the longest URL of a JSON set
 _ROW_BYTES = 32  # memory of a row while a file is parsed
-
-# The state of a row. From _BAD on, each state stands for the rule that the row breaks.
-_NOTHING, _INLINE, _RANGE, _WHOLE, _BAD = range(5)
-_RULES = (
-    "an offset or size without a path",
-    "a path without offset or size",
-    "a negative offset or size",
-    "offset + size is over 2^63 - 1",
-    "path: empty",
-    f"path: over {_PATH_MAX} bytes",
-    "path: a NUL character",
-    "path: not UTF-8",
-    "raw: malformed base64",
-)
-_LONE, _BARE, _NEGATIVE, _BEYOND, _EMPTY, _LONG, _NUL, _TEXT, _MALFORMED = range(_BAD, _BAD + len(_RULES))
+_LARGEST = np.iinfo(np.int64).max
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -55,50 +41,83 @@ class RecordRow(NamedTuple):
 
 
 class RecordFile:
-    """A parsed record file; its len() is its memory in bytes."""
+    """A parsed record file; its len() is its memory in bytes.
 
-    def __init__(self, states: Array, paths: _Texts, offsets: Array, sizes: Array, raws: _Texts) -> None:
-        self.rows = len(states)
-        self._states, self._paths, self._raws = states, paths, raws
-        self._offsets, self._sizes = offsets, sizes
+    An offset or size that is null is 0; rows with one are `bare`.
+    """
+
+    def __init__(self, paths: _Texts, raws: _Texts, offsets: Array, sizes: Array, bare: Array) -> None:
+        self.rows = len(offsets)
+        self._paths, self._raws = paths, raws
+        self._offsets, self._sizes, self._bare = offsets, sizes, bare
 
     def __len__(self) -> int:
-        parts = (self._states, self._paths, self._raws, self._offsets, self._sizes)
+        parts = (self._paths, self._raws, self._offsets, self._sizes, self._bare)
         return 1000 + sum(part.nbytes for part in parts)
 
     def row(self, number: int) -> RecordRow | None:
         """Return the reference in row `number`; None if it is empty. Raise ValueError if it is missing."""
         if number >= self.rows:
             raise ValueError(f"row {number}: missing: the file has {self.rows} rows")
-        state = int(self._states[number])
-        if state == _NOTHING:
-            return None
-        if state == _INLINE:
-            return RecordRow(self._raws.value(number))
-        if state >= _BAD:
-            return RecordRow(None, length=1, broken=f"row {number}: {_RULES[state - _BAD]}")
-        url = self._paths.value(number).decode()
-        if state == _WHOLE:
-            return RecordRow(None, url)
-        return RecordRow(None, url, int(self._offsets[number]), int(self._sizes[number]))
+        raw, path = self._raws.value(number), self._paths.value(number)
+        offset, size = int(self._offsets[number]), int(self._sizes[number])
+        length = 1
+        if raw is not None:
+            try:
+                return RecordRow(decode_base64(raw) if raw.startswith(BASE64) else raw)
+            except binascii.Error:
+                rule = "raw: malformed base64"
+        elif path is None:
+            if not offset and not size:
+                return None
+            rule = "an offset or size without a path"
+        elif self._bare[number]:
+            rule = "a path without offset or size"
+        elif offset < 0 or size < 0:
+            rule = "a negative offset or size"
+        elif size > _LARGEST - offset:
+            rule = "offset + size is over 2^63 - 1"
+        else:
+            rule = _path_rule(path)
+            whole = not offset and not size
+            if not rule:
+                return RecordRow(None, path.decode()) if whole else RecordRow(None, path.decode(), offset, size)
+            length = 1 if whole else size  # as sizes() has it
+        return RecordRow(None, length=length, broken=f"row {number}: {rule}")
 
     def sizes(self, start: int, stop: int) -> Array:
         """Return the sizes in bytes of the chunks in the rows [start, stop).
 
-        A size is ABSENT for an empty row, UNKNOWN for a whole target and a missing row, and 1 for an invalid row.
+        A size is ABSENT for an empty row, and UNKNOWN for a whole target and a missing row.
         """
         found = np.full(stop - start, UNKNOWN, np.int64)
         rows = slice(start, min(stop, self.rows))
-        states = self._states[rows]
-        part = found[: len(states)]
-        part[states == _NOTHING] = ABSENT
-        part[states >= _BAD] = 1
-        ranges = states == _RANGE
-        part[ranges] = self._sizes[rows][ranges]
-        inline = np.flatnonzero(states == _INLINE)
-        if len(inline):
-            part[inline] = self._raws.lengths(inline + start)
+        offsets, sizes, bare = self._offsets[rows], self._sizes[rows], self._bare[rows]
+        inline, path = self._raws.codes[rows] >= 0, self._paths.codes[rows] >= 0
+        part, unset = found[: len(offsets)], (offsets == 0) & (sizes == 0)
+        part[~inline & ~path & unset] = ABSENT
+        plain = path & ~inline & ~bare & (offsets >= 0) & (sizes >= 0) & (sizes <= _LARGEST - offsets)
+        part[plain & ~unset] = sizes[plain & ~unset]
+        for at in np.flatnonzero(~plain & (part != ABSENT)).tolist():
+            row = self.row(start + at)
+            assert row is not None
+            part[at] = 1 if row.data is None else len(row.data)  # 1: a broken row
         return found
+
+
+def _path_rule(path: bytes) -> str:
+    """Return the rule that a path breaks, or ""."""
+    if not path:
+        return "path: empty"
+    if len(path) > _PATH_MAX and not path.startswith(b"data:"):
+        return f"path: over {_PATH_MAX} bytes"
+    if b"\0" in path:
+        return "path: a NUL character"
+    try:
+        path.decode()
+    except UnicodeDecodeError:
+        return "path: not UTF-8"
+    return ""
 
 
 def parse_record(data: Buffer, record_size: int, limit: Bound) -> RecordFile:
@@ -113,26 +132,9 @@ def parse_record(data: Buffer, record_size: int, limit: Bound) -> RecordFile:
     for name in ("offset", "size"):
         if "path" in names and name not in names:
             raise ValueError(f"a column path, but no column {name}")
-    rows = table.num_rows
-    paths, raws = _texts(table, "path"), _texts(table, "raw")
     offsets, no_offset = _numbers(table, "offset")
     sizes, no_size = _numbers(table, "size")
-    has_raw = raws.codes >= 0
-    has_path = (paths.codes >= 0) & ~has_raw
-    states = np.zeros(rows, np.uint8)
-    states[has_raw] = _INLINE
-    states[~has_raw & ~has_path & ((offsets != 0) | (sizes != 0))] = _LONE
-    states[has_path] = np.where((offsets == 0) & (sizes == 0), _WHOLE, _RANGE)[has_path]
-    _mark(states, has_path, paths, _path_rules(paths.values))
-    states[has_path & (sizes > np.iinfo(np.int64).max - np.maximum(offsets, 0))] = _BEYOND
-    states[has_path & ((offsets < 0) | (sizes < 0))] = _NEGATIVE
-    states[has_path & (no_offset | no_size)] = _BARE
-    raws.values, malformed = _decoded(raws.values)
-    _mark(states, has_raw, raws, malformed)
-    good = states == _RANGE
-    paths.keep(good | (states == _WHOLE))
-    raws.keep(states == _INLINE)
-    return RecordFile(states, paths, _narrow(np.where(good, offsets, 0)), _narrow(np.where(good, sizes, 0)), raws)
+    return RecordFile(_texts(table, "path"), _texts(table, "raw"), offsets, sizes, no_offset | no_size)
 
 
 class _Texts:
@@ -145,20 +147,10 @@ class _Texts:
     def nbytes(self) -> int:
         return int(self.codes.nbytes + self.values.nbytes)
 
-    def value(self, row: int) -> bytes:
-        found: bytes = self.values[int(self.codes[row])].as_py()
+    def value(self, row: int) -> bytes | None:
+        code = int(self.codes[row])
+        found: bytes | None = None if code < 0 else self.values[code].as_py()
         return found
-
-    def lengths(self, rows: Array) -> Array:
-        lengths: Array = pc.binary_length(self.values).to_numpy(zero_copy_only=False)
-        return lengths[self.codes[rows]]
-
-    def keep(self, rows: Array) -> None:
-        """Keep the codes of `rows` in the smallest integer type, and drop the codes of all other rows."""
-        if rows.any():
-            self.codes = _narrow(np.where(rows, self.codes, 0))
-        else:
-            self.codes, self.values = np.zeros(0, np.uint8), self.values[:0].cast(pa.binary())
 
 
 def _read(data: Buffer, record_size: int, limit: Bound) -> Any:
@@ -246,52 +238,6 @@ def _is_text(kind: Any) -> bool:
             types.is_binary, types.is_large_binary, types.is_binary_view,
         )
     )  # fmt: skip
-
-
-def _path_rules(values: Any) -> Array:
-    """Return, for each distinct path, the state of the rows that have it, or 0 if it breaks no rule."""
-    lengths = pc.binary_length(values).to_numpy(zero_copy_only=False)
-    rules = np.zeros(len(values), np.uint8)
-    rules[lengths == 0] = _EMPTY
-    rules[(lengths > _PATH_MAX) & ~pc.starts_with(values, b"data:").to_numpy(zero_copy_only=False)] = _LONG
-    rules[pc.match_substring(values, "\0").to_numpy(zero_copy_only=False)] = _NUL
-    try:
-        values.cast(pa.large_string())
-    except pa.ArrowInvalid:
-        for number, value in enumerate(values.to_pylist()):
-            try:
-                value.decode()
-            except UnicodeDecodeError:
-                rules[number] = _TEXT
-    return rules
-
-
-def _decoded(values: Any) -> tuple[Any, Array]:
-    """Decode base64 in raw values, as fsspec does; return (the values, states as in _path_rules)."""
-    rules = np.zeros(len(values), np.uint8)
-    encoded = pc.starts_with(values, BASE64).to_numpy(zero_copy_only=False)
-    if not encoded.any():
-        return values, rules
-    found = values.to_pylist()
-    for number in np.flatnonzero(encoded):
-        try:
-            found[number] = decode_base64(found[number])
-        except binascii.Error:
-            rules[number] = _MALFORMED
-    return pa.array(found, pa.large_binary()), rules
-
-
-def _mark(states: Array, rows: Array, column: _Texts, rules: Array) -> None:
-    """Set the state of those `rows` whose value breaks a rule."""
-    if rules.any():
-        found = rules[np.where(rows, column.codes, 0)]
-        bad = rows & (found > 0)
-        states[bad] = found[bad]
-
-
-def _narrow(array: Array) -> Array:
-    """Convert `array`, whose values are not negative, to the smallest integer type."""
-    return array.astype(np.min_scalar_type(int(array.max(initial=0))))
 
 
 def _reason(exc: Exception) -> str:
