@@ -443,6 +443,7 @@ def test_a_google_emulator_is_listed_completely(gcs: GCS) -> None:
     using(gcs, check)
 
 
+@pytest.mark.nightly
 def test_a_bucket_of_a_million_keys_needs_few_pages_and_little_memory(bucket: Bucket, tmp_path: Path) -> None:
     """The root takes at most two pages and a lookup a few; the memory of the daemon stays below 150 MiB."""
     hundred = range(100)

@@ -154,6 +154,7 @@ while running:
 """
 
 
+@pytest.mark.nightly
 def test_100_mounts_work_at_the_same_time(tmp_path: Path) -> None:
     """Each shows its own value, and has less than 40 MiB of private memory on average; all can be unmounted."""
     points = [tmp_path / f"mnt{number}" for number in range(MOUNTS)]

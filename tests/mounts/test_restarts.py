@@ -85,7 +85,7 @@ def kill_daemon(root: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="fusermount3 does not mount over a dead mount")
-@pytest.mark.parametrize("start", [background, helper, service, held])
+@pytest.mark.parametrize("start", [background, pytest.param(helper, marks=pytest.mark.nightly), service, held])
 def test_a_reader_sees_right_bytes_or_errors_over_restarts(
     start: Callable[[Path, Path], bool], source: Path, tmp_path: Path
 ) -> None:
