@@ -16,6 +16,7 @@ import pytest
 
 from tests import forkserver
 from tests.servers import azure, either_client, faulty, gcs, nginx, s3, sftp, signed_s3
+from zarrfs.metrics import counters
 
 __all__ = ["azure", "either_client", "faulty", "gcs", "nginx", "s3", "sftp", "signed_s3"]
 
@@ -68,6 +69,14 @@ def _escaped(value: object) -> object:
     if isinstance(value, dict):
         return {_escaped(key): _escaped(each) for key, each in value.items()}
     return type(value)(map(_escaped, value)) if isinstance(value, list | tuple) else value
+
+
+@pytest.fixture(autouse=True)
+def _counters_begin_at_zero() -> None:
+    """Count what each test does in this process by itself."""
+    counters.COUNTS.clear()
+    counters.CACHES.clear()
+    counters.QUEUES.clear()
 
 
 @pytest.fixture(scope="session", autouse=True)

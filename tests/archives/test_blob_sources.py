@@ -24,7 +24,6 @@ from zarrfs.archives.blobrefs import sized
 from zarrfs.archives.source_kinds import check_sources
 from zarrfs.config.options import Options
 from zarrfs.errors import AccessDenied, OutOfRange, ReadError, SourceError, TargetMissing, UsageError, WrongHash
-from zarrfs.metrics.counters import PLACE_METRICS
 from zarrfs.sources import prepare
 from zarrfs.system.processes import is_running
 
@@ -95,10 +94,6 @@ def test_blobs_are_read_from_every_kind_of_source(
         with pytest.raises(TargetMissing):
             await whole(reader, sized(blobref(b"nobody's"), 1), 1)
         assert REF in reader.resolve(URL)
-        counts = reader.stats()
-        assert {metric.path[0] for metric in PLACE_METRICS} <= counts.keys()
-        assert counts["blobs_fetched"] == {kind: 8}
-        assert sum(counts["blob_bytes_fetched"].values()) == 2 * len(DATA + OTHER + LARGE)
 
     run(place, body)
     assert not caplog.messages
@@ -227,7 +222,6 @@ def test_one_helper_loads_all_blobs(flux: FakeFlux, a_round: int, monkeypatch: p
         assert await whole(reader, sized(blobref(OTHER, "sha256"), len(OTHER)), len(OTHER)) == OTHER
         with pytest.raises(TargetMissing):
             await whole(reader, sized(blobref(b"none"), 1), 1)
-        assert reader.stats()["blobs_fetched"] == {"flux": 62}
 
     run("flux:", body, host_requests=40, read_timeout=300)
     (helper,) = helpers(flux)

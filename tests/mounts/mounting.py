@@ -76,7 +76,7 @@ def log_of(mountpoint: Path) -> str:
     path = mountpoint.parent / f"{mountpoint.name}.log"
     until = time.monotonic() + 60
     with contextlib.suppress(OSError):  # unmounted: the daemon has written all lines
-        while counters_of(mountpoint)["log"]["waiting"] and time.monotonic() < until:
+        while counters_of(mountpoint)["log_lines_waiting"] and time.monotonic() < until:
             time.sleep(0.005)
     return path.read_text() if path.exists() else ""
 

@@ -43,10 +43,10 @@ def main(directory: Path, seconds: float) -> dict[str, object]:
     with mounted(directory / "refs.json", directory / "mnt", "prefetch=0B,read_timeout=100s") as root:
         reader = threading.Thread(target=lambda: found.append((root / "v").read_bytes()))
         reader.start()
-        until(lambda: any(host.get("outage") for host in counters_of(root)["remote"]["hosts"].values()))
+        until(lambda: counters_of(root)["outages"])
         began = time.monotonic()  # timed from here, as it takes a while until the outage is noticed
         time.sleep(seconds)
-        [out] = [host.get("outage") for host in counters_of(root)["remote"]["hosts"].values()]
+        [out] = counters_of(root)["outages"].values()
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
             server.bind(("127.0.0.1", 53))
             threading.Thread(target=answer, args=(server,), daemon=True).start()

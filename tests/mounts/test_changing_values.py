@@ -130,7 +130,7 @@ def test_an_unchanged_value_is_fetched_at_most_once_for_three_reads(changing: Ch
         for _ in range(3):
             assert (root / "v/0").read_bytes() == changing.value
         assert changing.gets() - before <= 1  # none if the stat has fetched the value
-        assert counters_of(root)["open"] == 3
+        assert counters_of(root)["opens_total"] == 3
 
 
 def test_pieces_are_of_one_version(changing: Changing) -> None:

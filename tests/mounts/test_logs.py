@@ -65,7 +65,7 @@ def test_a_failure_is_one_line_with_its_facts(nginx: Nginx, proxy: FaultProxy, t
         assert errors(root) == {}
         assert read(root / values[2].key) == errno.EIO
         assert errors(root)["EIO"] >= 1
-        assert before["log"]["lost"] == 0
+        assert before["log_lines_lost_total"] == 0
     found = log_of(root).splitlines()
     [line] = [one for one in found if " ERROR: " in one and " more " not in one]
     says = r": (the answer was cut off|Response payload is not completed.*) \(3 attempts\) \[EIO\]"
@@ -174,11 +174,11 @@ def test_lines_lost_to_a_full_disk_are_counted_in_the_log(tmp_path: Path) -> Non
             assert read(point / f"k/{number}") == errno.EIO
 
         def counted() -> bool:
-            log = counters_of(point)["log"]
-            return log["lost"] > 0 and not log["waiting"]
+            log = counters_of(point)
+            return log["log_lines_lost_total"] > 0 and not log["log_lines_waiting"]
 
         wait_for(counted)
-        lost = counters_of(point)["log"]["lost"]
+        lost = counters_of(point)["log_lines_lost_total"]
         (disk / "filler").unlink()
         assert read(point / "k/55") == errno.EIO
         wait_for(lambda: "are lost" in (disk / "log").read_text())

@@ -124,7 +124,7 @@ class Clock:
 
 def outage(root: Path, name: str) -> dict[str, Any]:
     """Return the counters of a server's current outage; empty if it has none."""
-    return dict(counters_of(root)["remote"]["hosts"].get(name, {}).get("outage", {}))
+    return dict(counters_of(root)["outages"].get(name, {}))
 
 
 def all_wait(root: Path, name: str, threads: int) -> Clock:
@@ -150,20 +150,20 @@ def test_readers_wait_while_nginx_is_stopped(threads: int, tmp_path: Path) -> No
             wait_for(lambda: outcome.right > 50)
             stopped = Clock()
             server.stop()
-            at_stop = counters_of(root)["remote"]["requests"]
+            at_stop = counters_of(root)["requests_total"]
             waiting = all_wait(root, name, threads)
             time.sleep(AWAY / 2)
             least, out = waiting.seconds, outage(root, name)
             assert out["waiting"] == threads
             assert least <= out["seconds"] <= stopped.seconds
             assert re.search(
-                rf"^host +{name}, .* out for \d+ s, since [\d:]+, {threads} waiting: Connection refused$",
+                rf"^outage +\d+ s  {name}: out since [\d:]+, {threads} waiting: Connection refused$",
                 run("stats", root).stdout, re.MULTILINE,
             )  # fmt: skip
             metrics = run("stats", "--prometheus", root).stdout
-            assert re.search(r"^zarrfs_host_outage_waiting\{.*\} " + str(threads), metrics, re.MULTILINE)
+            assert re.search(r"^zarrfs_host_outage_seconds\{.*\} \d", metrics, re.MULTILINE)
             time.sleep(AWAY / 2)
-            attempts = counters_of(root)["remote"]["requests"] - at_stop
+            attempts = counters_of(root)["requests_total"] - at_stop
             assert attempts <= threads + 8 + stopped.seconds / 3  # requests in flight, and probes
             least, right = waiting.seconds, outcome.right
             server.start()
@@ -250,7 +250,7 @@ def test_many_reads_that_wait_for_a_server_do_not_block_other_requests(tmp_path:
                 assert readers.stdout is not None
                 assert readers.stdout.readline() == b"started\n"
                 began = time.monotonic()
-                wait_for(lambda: counters_of(root)["open"] >= 300)
+                wait_for(lambda: counters_of(root)["opens_total"] >= 300)
                 assert (root / "local").read_text() == "here"
                 assert time.monotonic() - began < 35
             finally:

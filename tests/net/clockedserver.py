@@ -17,7 +17,7 @@ Answer = Callable[[str], Awaitable[None]]
 class Server:
     """A system whose requests await `answer`, which may wait or raise; `sent` lists (time, path) of each request."""
 
-    immutable, sends_versions, flat = False, True, False
+    immutable, nested, sends_versions, flat = False, False, True, False
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
@@ -65,5 +65,4 @@ def run(main: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def settled(ranges: RequestQueue) -> bool:
-    found = ranges.stats()
-    return not (found["in_flight"] or found["in_flight_bytes"] or found["waiting"])
+    return not any(ranges.gauges().values())

@@ -71,7 +71,6 @@ class Outcome:
         self.cancelled = store.cancelled
         self.waste = len(self.prefetched - set(reads))
         self.seconds = seconds  # simulated
-        self.stats = ahead.stats()
 
     @property
     def share(self) -> float:
@@ -81,7 +80,7 @@ class Outcome:
     def __repr__(self) -> str:
         return (
             f"{self.reads} reads, {self.share:.3f} expected, {self.waste} wasted, {len(self.batches)} batches, "
-            f"{self.cancelled} cancelled, {self.seconds:.2f} s, {self.stats}"
+            f"{self.cancelled} cancelled, {self.seconds:.2f} s"
         )
 
 

@@ -101,8 +101,7 @@ class Watch:
 
 def _unsettled(counters: dict[str, Any]) -> str:
     """Return the work that a daemon still has; "" if it is idle."""
-    remote = counters.get("remote", {})
-    waiting = {name: remote[name] for name in ("in_flight", "waiting", "in_flight_bytes") if remote.get(name)}
+    waiting = {name: counters[name] for name in ("requests_in_flight", "requests_waiting") if counters[name]}
     if counters["open_files"] or waiting:
         return f"{counters['open_files']} open files, {waiting}"
     return f"{counters['inodes']} inodes" if counters["inodes"] > _INODES else ""

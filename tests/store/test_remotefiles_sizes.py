@@ -156,7 +156,6 @@ def test_the_sizes_of_many_targets_take_one_request_each(faulty: Faulty, monkeyp
         async with trio.open_nursery() as nursery:
             for url in urls:
                 nursery.start_soon(files.size, url, True)
-        assert files.blocks.stats()["cache"]["blocks"] == 100
 
     monkeypatch.setattr(HttpSystem, "fetch", counted)
     using(check, parse(["host_requests=4"]).options)

@@ -15,7 +15,7 @@ import logging
 import os
 import stat
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
@@ -93,8 +93,6 @@ class BlobReader(TargetReader):
         self._flux: FluxBlobs | None = None
         self._requests = trio.CapacityLimiter(options.host_requests)
         self._warned: LRU[str, bool] = LRU(_WARNINGS)
-        self._reads = self._verified = self._verified_bytes = 0
-        self._fetched: dict[str, list[int]] = {}  # by kind of place, other than directories: [blobs, bytes]
 
     def _place(self, source: str) -> _Place:
         if source == FLUX:
@@ -122,7 +120,6 @@ class BlobReader(TargetReader):
         except ReadError as exc:
             exc.about(blobref, offset, length)
             raise
-        self._reads += 1
         return memoryview(data)[offset : offset + length]
 
     async def get_ready(self, url: str) -> None:
@@ -166,17 +163,6 @@ class BlobReader(TargetReader):
         found = [place for place in self._places if place.directory is None or os.path.exists(place.at(blobref))]
         return next((place.at(blobref) for place in found or self._places), blobref)
 
-    def stats(self) -> dict[str, Any]:
-        """Return counters, for the log."""
-        held = self._cache.stats()
-        return {
-            **({} if self._files is None else {"remote": self._files.stats()}),
-            "blobs_fetched": {kind: count for kind, (count, _) in self._fetched.items()},
-            "blob_bytes_fetched": {kind: count for kind, (_, count) in self._fetched.items()},
-            "blobs_held": held["blocks"], "blob_bytes_held": held["kept"], "blob_reads": self._reads,
-            "blobs_verified": self._verified, "blob_bytes_verified": self._verified_bytes,
-        }  # fmt: skip
-
     async def aclose(self) -> None:
         self._cache.drop(lambda key: True)
         for closing in self._flux, self._files:
@@ -208,7 +194,6 @@ class BlobReader(TargetReader):
                 if place.kind != _CACHE:
                     failures.append(exc)
             else:
-                self._count(place, size)
                 self._warn(failures, blobref, place)
                 return data
         raise self._gravest(failures, blobref)
@@ -229,12 +214,6 @@ class BlobReader(TargetReader):
             self._disk.write(BLOBS, blobref, [data])
         except OSError as exc:
             self._log_once(self._disk.path, f"cache_dir={self._disk.path}: {reason_of(exc)}; no blobs are cached")
-
-    def _count(self, place: _Place, size: int) -> None:
-        self._verified, self._verified_bytes = self._verified + 1, self._verified_bytes + size
-        if place.directory is None:
-            count = self._fetched.setdefault(place.kind, [0, 0])
-            count[0], count[1] = count[0] + 1, count[1] + size
 
     def _warn(self, failures: list[ReadError], blobref: str, place: _Place) -> None:
         """Log once for each failing place or bad blob that `place` was read instead."""
@@ -293,7 +272,7 @@ class BlobReader(TargetReader):
             await for_each(put, range(0, size, PART))
             return data
         reason = f"not read within {self._options.read_timeout:g} s (-o read_timeout=)"
-        raise ReadError(shown, "; ".join([reason, *ranges.outages()]))
+        raise ReadError(shown, "; ".join([reason, *ranges.reasons()]))
 
 
 def wrong_length(shown: str, size: int, declared: int) -> OutOfRange:

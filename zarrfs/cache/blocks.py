@@ -54,7 +54,6 @@ class Blocks:
         self._beginning: dict[str, trio.CapacityLimiter] = {}  # by server
         self._runs = Runs()
         self.bound_ahead()
-        self._hit_bytes = 0
 
     async def read(self, wanted: BlockRequest, offset: int, length: int, read: tuple[int, int]) -> Buffer:
         """Return the bytes [offset, offset + length) of a target, all of them in the block `wanted`.
@@ -94,7 +93,6 @@ class Blocks:
         key = wanted.key
         found = self.cache.peek(key)
         if found is not None:
-            self._hit_bytes += taken
             return found
         if self._disk is not None and 2 * taken > wanted.stop - wanted.start and not self.cache.has(key):
             found = self._disk.at_once(wanted)  # not kept in memory: the page cache has it, and fresh memory is slow
@@ -219,12 +217,6 @@ class Blocks:
         assert isinstance(key, tuple)
         # the key without the version
         return (*key[:2], *key[3:]) in self.ranges.sent_ahead
-
-    def stats(self) -> dict[str, Any]:
-        """Return counters."""
-        cache = {**self.cache.stats(), "hit_bytes": self._hit_bytes}
-        disk = {} if self._disk is None else {"disk": self._disk.stats()}
-        return {**self.ranges.stats(), "cache": cache, **disk, "prefetch": self.cache.ahead_stats()}
 
     async def aclose(self) -> None:
         """Write the blocks that wait for the disk, for at most a few seconds."""

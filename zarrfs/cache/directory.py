@@ -59,7 +59,6 @@ class CacheDirectory:
         self.path, self._size = path, size
         self._reserve = max(size // 16, min(_OTHERS, size // 4))
         self.local = False  # on a file system that never waits for a server
-        self.evicted = 0  # files
         self._mode = 0o700  # of directories: the users who may write to the cache directory may also write below it
         self._open: dict[str, _Handle] = {}
         self._lock = threading.Lock()  # held while the directory is looked through
@@ -151,7 +150,6 @@ class CacheDirectory:
                     if room >= wanted and not full:
                         break
                     if self.remove(folder, name):
-                        self.evicted += 1
                         room, full = room + taken, False
             if room < count:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -26,6 +26,7 @@ from zarrfs.cache.block_request import BlockOnDisk
 from zarrfs.cache.directory import BLOCKS, TOUCH, CacheDirectory
 from zarrfs.concurrency.lru import LRU
 from zarrfs.errors import reason_of
+from zarrfs.metrics.counters import COUNTS
 from zarrfs.net.versions import TargetVersion
 from zarrfs.system.buffers import Buffer, unfilled
 from zarrfs.system.localfiles import read_cached
@@ -86,10 +87,6 @@ class DiskCache:
     def __init__(self, path: str, size: int) -> None:
         self._directory = CacheDirectory(path, size)
         self._lock = threading.Lock()
-        self._counts = dict.fromkeys(
-            ("hits", "misses", "bytes_read", "writes", "bytes_written", "dropped", "errors", "claims", "waits",
-             "given_up"), 0,
-        )  # fmt: skip
         self._held: LRU[str, Buffer] = LRU(_HELD)  # units read last, by name
         self._until = 0.0  # monotonic; nothing is written before
         self._reported: dict[str, float] = {}
@@ -113,13 +110,11 @@ class DiskCache:
         self._put(_name_of(target), json.dumps({**version._asdict(), "seen": seen}).encode())
 
     def read(
-        self, target: str, version: TargetVersion, start: int, stop: int, again: bool = False, now: bool = False,
-        stays: bool = False,
+        self, target: str, version: TargetVersion, start: int, stop: int, now: bool = False, stays: bool = False
     ) -> Buffer | BlockOnDisk | None:  # fmt: skip
         """Return exactly the bytes [start, stop) of `target`, verified; None if they are not cached.
 
-        `again`: the caller has tried before, so do not count a miss. `now`: raise BlockingIOError instead of waiting.
-        `stays`: return a large block as a BlockOnDisk.
+        `now`: raise BlockingIOError instead of waiting. `stays`: return a large block as a BlockOnDisk.
         """
         name = _name_of(target, version, start, stop)
         data: Buffer | BlockOnDisk | None = None
@@ -131,11 +126,8 @@ class DiskCache:
             data = self._get(name, now)
         if data is None or _length(data) != stop - start:
             data = self._from_units(target, version, start, stop, now)
-        size = 0 if data is None else _length(data)
-        with self._lock:
-            if data is not None or not again:
-                self._counts["misses" if data is None else "hits"] += 1
-            self._counts["bytes_read"] += size
+        if data is not None:
+            COUNTS["disk_hits_total"] += 1
         return data
 
     def part(self, block: BlockOnDisk, at: int, length: int) -> Buffer | None:
@@ -168,15 +160,10 @@ class DiskCache:
 
     def drop(self) -> None:
         """Count a block that is not written, because too many wait."""
-        self._count("dropped")
 
     def keeps(self) -> bool:
         """Return whether blocks are written at the moment."""
         return time.monotonic() >= self._until
-
-    def stats(self) -> dict[str, int]:
-        """Return counts since the start: "dropped" blocks were not written; "evicted" are files."""
-        return {**self._counts, "evicted": self._directory.evicted}
 
     def close(self) -> None:
         """Close the files."""
@@ -189,7 +176,6 @@ class DiskCache:
         lease = Lease(_name_of(target, start, stop) + ".part", False)
         if not self.keeps() or self._attempt(lease) is Turn.FREE:
             return None
-        self._count("claims" if lease.held else "waits")
         return lease
 
     def look(self, lease: Lease, patience: float) -> Turn:
@@ -204,7 +190,6 @@ class DiskCache:
         if (file := (status.st_ino, status.st_mtime_ns)) != lease.file:
             lease.file, lease.since = file, time.monotonic()
         elif time.monotonic() - lease.since >= patience:
-            self._count("given_up")
             if lease.stolen:
                 return Turn.FREE
             lease.stolen = True
@@ -238,7 +223,7 @@ class DiskCache:
         except BlockingIOError:
             raise
         except _Damaged as exc:
-            self._count("errors")
+            COUNTS["disk_errors_total"] += 1
             self._directory.remove(BLOCKS, str(exc))
         except OSError as exc:
             if exc.errno not in (errno.ENOENT, errno.ESTALE):
@@ -302,20 +287,14 @@ class DiskCache:
 
     def _put(self, name: str, data: Buffer) -> None:
         if not self.keeps() or not self._directory.fits(len(data)):
-            self._count("dropped")
             return
         check = xxhash.xxh3_64_intdigest(data, _seed(name))
         try:
             self._directory.write(BLOCKS, name, [_HEAD.pack(_MAGIC, len(data), check), data])
         except IsADirectoryError:
-            self._count("dropped")
+            pass
         except OSError as exc:
-            self._count("dropped")
             self._failed(exc)
-        else:
-            with self._lock:
-                self._counts["writes"] += 1
-                self._counts["bytes_written"] += len(data)
 
     def _from_units(
         self, target: str, version: TargetVersion, start: int, stop: int, now: bool, held: bool = False
@@ -339,7 +318,7 @@ class DiskCache:
     # -- disks that fail
 
     def _failed(self, exc: OSError) -> None:
-        self._count("errors")
+        COUNTS["disk_errors_total"] += 1
         self._until = time.monotonic() + BACK_OFF
         self._report(exc, "nothing is cached for now")
 
@@ -351,10 +330,6 @@ class DiskCache:
                 self._reported[reason] = now
         if news:
             log.warning("cache_dir=%s: %s; %s", self._directory.path, reason, outcome)
-
-    def _count(self, what: str) -> None:
-        with self._lock:
-            self._counts[what] += 1
 
 
 def _length(data: Buffer | BlockOnDisk) -> int:

@@ -63,10 +63,6 @@ class DiskBlocks:
         self._idle.set()
         self._closed = False
 
-    def stats(self) -> dict[str, Any]:
-        """Return counters."""
-        return {**self._cache.stats(), "queued": self._put - self._done}
-
     async def aclose(self) -> None:
         """Write queued blocks, for at most a few seconds, and close the cache."""
         self._closed = True
@@ -96,7 +92,7 @@ class DiskBlocks:
     def at_once(self, wanted: BlockRequest) -> Block | None:
         """Return the block if it can be read from the page cache now; otherwise, or if it is too large, None."""
         try:
-            return self._find(wanted, again=True, now=True)[0]
+            return self._find(wanted, now=True)[0]
         except BlockingIOError:
             return None
 
@@ -140,42 +136,37 @@ class DiskBlocks:
 
     async def _look_or_lease_soon(self, wanted: BlockRequest, stays: bool) -> tuple[Block | None, bool, Lease | None]:
         """Run _look_or_lease(): here if the block is in the page cache, otherwise in a thread."""
-        again = False
         if self._cache.local:
             try:
                 block, old = self._find(wanted, now=True)
                 if block is not None or old:
                     return block, old, None
-                again = True
             except BlockingIOError:
                 pass
-        return await trio.to_thread.run_sync(self._look_or_lease, wanted, stays, again, limiter=self._readers)
+        return await trio.to_thread.run_sync(self._look_or_lease, wanted, stays, limiter=self._readers)
 
     def _look_or_lease(
-        self, wanted: BlockRequest, stays: bool = False, again: bool = False
+        self, wanted: BlockRequest, stays: bool = False
     ) -> tuple[Block | None, bool, Lease | None]:
         """Return the two results of _find() and, on a miss, the lease on the block (None: fetch without one).
 
-        `stays`, `again`: as for _find().
+        `stays`: as for _find().
         """
-        block, old = self._find(wanted, again=again, stays=stays)
+        block, old = self._find(wanted, stays=stays)
         if block is not None or old or wanted.stop - wanted.start < _LEASED or not self._keeps(wanted):
             return block, old, None
         lease = self._cache.take(self._target(wanted), wanted.start, wanted.stop)
         if lease is not None and lease.held:  # its last holder may have written the block since _find()
-            block, _ = self._find(wanted, again=True, stays=stays)
+            block, _ = self._find(wanted, stays=stays)
             if block is not None:
                 self._cache.release(lease)
                 lease = None
         return block, False, lease
 
-    def _find(
-        self, wanted: BlockRequest, again: bool = False, now: bool = False, stays: bool = False
-    ) -> tuple[Block | None, bool]:
+    def _find(self, wanted: BlockRequest, now: bool = False, stays: bool = False) -> tuple[Block | None, bool]:
         """Return (the block or None, whether there may be one of a version that was confirmed too long ago).
 
-        `again`: the caller has tried before. `now`: raise BlockingIOError instead of waiting for the disk. `stays`:
-        return a BlockOnDisk if possible.
+        `now`: raise BlockingIOError instead of waiting for the disk. `stays`: return a BlockOnDisk if possible.
         """
         at, target = wanted.at, self._target(wanted)
         pin, version = None, version_of(wanted.expected) if wanted.expected is not None else None
@@ -197,7 +188,7 @@ class DiskBlocks:
             return None, False
         if now and (stop - wanted.start > LARGE or not self._round.take(stop - wanted.start)):
             raise BlockingIOError
-        found = self._cache.read(target, version, wanted.start, stop, again, now, stays)
+        found = self._cache.read(target, version, wanted.start, stop, now, stays)
         if found is not None and pin is not None:
             pin.certain = True
         return found, False

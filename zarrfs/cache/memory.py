@@ -15,6 +15,7 @@ import trio
 from zarrfs.concurrency.budget import MemoryBudget
 from zarrfs.concurrency.lru import SizedLRU
 from zarrfs.concurrency.tasks import in_background
+from zarrfs.metrics.counters import CACHES, COUNTS
 
 V = TypeVar("V", bound=Sized)
 
@@ -87,14 +88,13 @@ class BlockCache(Generic[V]):
         self._unused_bytes = 0
         self._expected = MemoryBudget(max_bytes)
         self._reserved: dict[object, tuple[str, int]] = {}  # by holder: server and bytes of a fetch
-        self._hits = self._misses = self._joins = 0
-        self._ahead = self._used = self._dropped = 0
+        CACHES.add(self)
 
     def peek(self, key: Hashable) -> V | None:
         """Return the block `key` if it is cached, and count a hit."""
         block = self._blocks.use(key)
         if block is not None:
-            self._hits += 1
+            COUNTS["memory_hits_total"] += 1
             self._use(key)
         return block
 
@@ -113,7 +113,7 @@ class BlockCache(Generic[V]):
             return block
         flight = self._flights.get(key)
         if flight is not None:
-            self._joins += 1
+            COUNTS["memory_hits_total"] += 1
             try:
                 return await self._land(key, flight)
             except Exception:
@@ -121,7 +121,7 @@ class BlockCache(Generic[V]):
                     raise
             flight = self._flights.get(key)
         if flight is None:
-            self._misses += 1
+            COUNTS["memory_misses_total"] += 1
             flight = _Fetch(ahead=False)
             self._start(key, size, fetch, server, flight)
         return await self._land(key, flight)
@@ -185,7 +185,6 @@ class BlockCache(Generic[V]):
     def _note_unused(self, key: Hashable, size: int) -> None:
         self._unused[key] = size
         self._unused_bytes += size
-        self._ahead += 1
 
     def discard(self, key: Hashable) -> None:
         """Forget the block `key` if it is kept."""
@@ -228,16 +227,19 @@ class BlockCache(Generic[V]):
         if size:
             self._expected.give(size)
 
-    def stats(self) -> dict[str, int]:
-        """Counters, for the log."""
-        return {
-            "hits": self._hits, "misses": self._misses, "joins": self._joins, "blocks": len(self._blocks),
-            "kept": self._blocks.bytes, "expected": self._expected.held, "limit": self.max_bytes,
-        }  # fmt: skip
+    @property
+    def kept(self) -> int:
+        """The bytes of all cached blocks."""
+        return self._blocks.bytes
 
-    def ahead_stats(self) -> dict[str, int]:
-        """Return counters of read-ahead."""
-        return {"started": self._ahead, "used": self._used, "dropped": self._dropped, "kept": self._unused_bytes}
+    @property
+    def expected(self) -> int:
+        """The bytes reserved for fetches."""
+        return self._expected.held
+
+    def gauges(self) -> dict[str, float]:
+        """Return figures for `zarrfs stats`."""
+        return {"memory_kept_bytes": self.kept, "memory_limit_bytes": self.max_bytes}
 
     # -- flights
 
@@ -306,13 +308,11 @@ class BlockCache(Generic[V]):
         size = self._unused.pop(key, None)
         if size is not None:
             self._unused_bytes -= size
-            self._used += 1
 
     def _waste(self, key: Hashable) -> None:
         size = self._unused.pop(key, None)
         if size is not None:
             self._unused_bytes -= size
-            self._dropped += 1
 
     def _keep(self, key: Hashable, block: V) -> None:
         if key not in self._blocks:  # otherwise a cancelled fetch has completed all the same

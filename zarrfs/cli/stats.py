@@ -1,22 +1,28 @@
-"""zarrfs stats MNT: the counters of a mount."""
+"""zarrfs stats MNT: the figures of a mount."""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
 
 from zarrfs.cli.common import SETTINGS, report_errors, say
-from zarrfs.errors import UsageError
+from zarrfs.errors import UsageError, printable
+
+if TYPE_CHECKING:
+    from zarrfs.metrics.statistics import Statistics
 
 EPILOG = """\b
 Examples:
   zarrfs stats /mnt/data
-  zarrfs stats --json /mnt/data | jq .remote.cache
+  zarrfs stats --json /mnt/data | jq .requests_total
   zarrfs stats --prometheus > /var/lib/node_exporter/zarrfs.prom     all mounts of this machine
 \b
-Counting begins with the mount. docs/monitoring.md explains each number."""
+Counting begins with the mount."""
 
 
 @click.command(context_settings=SETTINGS, epilog=EPILOG)
@@ -26,7 +32,7 @@ Counting begins with the mount. docs/monitoring.md explains each number."""
     "--prometheus", "form", flag_value="prometheus", help="Write metrics for Prometheus; without MNT, of all mounts."
 )
 def stats(mountpoint: str | None, form: str | None) -> None:
-    """Print statistics of the mount that contains MNT: reads, cache hits, requests, bytes of each tier."""
+    """Print statistics of the mount that contains MNT: reads, errors, requests, cache hits, memory."""
     from zarrfs.metrics.statistics import statistics, statistics_of_all
 
     with report_errors():
@@ -36,16 +42,35 @@ def stats(mountpoint: str | None, form: str | None) -> None:
             found, failed = statistics_of_all() if mountpoint is None else ([statistics(mountpoint)], {})
             for reason in failed.values():
                 say(reason)
-            sys.stdout.buffer.write(exposition(found, failed).encode("utf-8", "surrogateescape"))
-            return
-        if mountpoint is None:
+            text = exposition(found, failed)
+        elif mountpoint is None:
             raise UsageError("MNT is missing: only --prometheus reports all mounts")
-        counted = statistics(mountpoint)
-        if form == "json":
-            about = {"mount": counted.mountpoint, "source": counted.source, "kind": counted.kind, "pid": counted.pid}
-            text = json.dumps({**about, **counted.counters}) + "\n"
         else:
-            from zarrfs.cli.stats_text import table
-
-            text = "".join(f"{line}\n" for line in table(counted))
+            counted = statistics(mountpoint)
+            about = {"mount": counted.mountpoint, "source": counted.source, "kind": counted.kind, "pid": counted.pid}
+            lines = [json.dumps({**about, **counted.counters})] if form == "json" else _table(counted)
+            text = "".join(f"{line}\n" for line in lines)
         sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+
+
+def _table(counted: Statistics) -> Iterator[str]:
+    """Yield a line for each figure that is not zero."""
+    from zarrfs.config.values import human
+    from zarrfs.metrics.counters import METRICS
+
+    found = counted.counters
+    yield f"{printable(counted.mountpoint)}: {printable(counted.source)} ({counted.kind}, pid {counted.pid})"
+    for metric in METRICS:
+        if value := found.get(metric.name):
+            text = human(value) if "bytes" in metric.name else f"{value:,}"
+            yield f"{metric.name.removesuffix('_total'):22} {text:>11}  {metric.help}"
+    for errno, count in found["errors"].items():
+        if count:
+            yield f"{'errors':22} {count:>11,}  {errno}"
+    if found["latency"]:
+        quantiles = ", ".join(f"{name} {seconds * 1000:,.3g}" for name, seconds in found["latency"].items())
+        yield f"{'request_duration':22} {'':11}  {quantiles} ms"
+    for host, out in found["outages"].items():
+        since = time.strftime("%H:%M:%S", time.localtime(out["since"]))
+        what = f"out since {since}, {out['waiting']:,} waiting: {printable(out['reason'])}"
+        yield f"{'outage':22} {out['seconds']:>9,.0f} s  {printable(host)}: {what}"

@@ -40,7 +40,7 @@ from zarrfs.fuse.listing import DirectoryHandle, Listed
 from zarrfs.fuse.pagecache import PUSHED, READ_AHEAD
 from zarrfs.fuse.permissions import Permissions
 from zarrfs.fuse.sizes import StatAhead, request_sizes
-from zarrfs.fuse.versions import CounterTotals, StoreVersion
+from zarrfs.fuse.versions import StoreVersion
 from zarrfs.fuse.xattrs import (
     LEFT_OUT_XATTR,
     MOUNT_XATTR,
@@ -53,6 +53,7 @@ from zarrfs.fuse.xattrs import (
     first_of,
 )
 from zarrfs.metrics import process
+from zarrfs.metrics.counters import COUNTS
 from zarrfs.store.api import FILE_TYPES, Info, Kind, Store, Value, check_key, join_key, split_key
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.localfiles import read_file
@@ -150,9 +151,7 @@ class Operations(pyfuse3.Operations):
         super().__init__()
         self.current = StoreVersion(store, options, values)
         self._retired: list[StoreVersion] = []  # replaced, but still in use
-        self._closed_totals = CounterTotals()
         self.uses = 0  # requests, except those in _MONITORING
-        self.counters: dict[str, int] = {"lookup": 0, "readdir": 0, "open": 0, "read": 0, "bytes": 0}
         self.background: trio.Nursery | None = None  # runs work that no request waits for
         self.inodes = InodeTable()
         self._page_versions: dict[int, Hashable] = {}  # by inode: Value.version of the pages the kernel may have
@@ -197,10 +196,8 @@ class Operations(pyfuse3.Operations):
         return len(self._files) + len(self._directories)
 
     def stats(self) -> dict[str, Any]:
-        """Return the counters of requests and of the store for `zarrfs stats`. Totals include closed versions."""
-        own = {"inodes": len(self.inodes), "open_files": self.open_handles, **self.counters}
-        older = [version.stats() for version in self._retired]
-        return {**own, **process.stats(), **self._closed_totals.added_to(self.current.stats(), older)}
+        """Return the figures of the mount for `zarrfs stats`."""
+        return {**process.stats(), "inodes": len(self.inodes), "open_files": self.open_handles}
 
     async def aclose(self) -> None:
         """Close all versions."""
@@ -212,7 +209,6 @@ class Operations(pyfuse3.Operations):
     @handler
     async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> EntryAttributes:
         """Look up `name` in a directory; an absent name becomes a negative entry of the kernel."""
-        self.counters["lookup"] += 1
         prefix = self.inodes.key(parent_inode)
         if name == b".":
             key = prefix
@@ -277,7 +273,6 @@ class Operations(pyfuse3.Operations):
     @handler
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
         """Send entries with attributes from offset `start_id` on until the kernel's buffer is full."""
-        self.counters["readdir"] += 1
         directory, first = self._directories[fh], start_id
         while start_id < 2:
             name = b"." if start_id == 0 else b".."
@@ -313,7 +308,7 @@ class Operations(pyfuse3.Operations):
     @handler
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         """Open a file for reading. The kernel keeps cached pages if they are of the same version of the value."""
-        self.counters["open"] += 1
+        COUNTS["opens_total"] += 1
         if flags & (os.O_ACCMODE | os.O_TRUNC):
             raise pyfuse3.FUSEError(errno.EROFS)
         version, file = self.current, OpenFile(self.inodes.key(inode), inode, None)
@@ -356,8 +351,8 @@ class Operations(pyfuse3.Operations):
             info = await version.store.info(file.key)
             if size < (info.size or 0) <= PUSHED:
                 await version.pusher.rest(file.key, file.inode, size, info.size or 0)
-        self.counters["read"] += 1
-        self.counters["bytes"] += len(data)
+        COUNTS["reads_total"] += 1
+        COUNTS["read_bytes_total"] += len(data)
         return cast(bytes, data)  # pyfuse3 takes any buffer
 
     @handler
@@ -481,7 +476,6 @@ class Operations(pyfuse3.Operations):
             await version.aclose()
         except Exception as exc:  # a failure in a replaced version must not end the mount
             log.warning("closing an older version: %s", exc)
-        self._closed_totals.add(version.stats())
         self._retired.remove(version)
 
     async def _info(self, key: str, sized: bool = True) -> Info:

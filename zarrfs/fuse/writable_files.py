@@ -38,6 +38,7 @@ from zarrfs.errors import IsDirectory, NotDirectory, NotFound, Refused
 from zarrfs.fuse.inodes import WritableInodeTable, file_of
 from zarrfs.fuse.operations import OpenFile, Operations, handler, is_settled
 from zarrfs.fuse.xattrs import MOUNT_XATTR
+from zarrfs.metrics.counters import COUNTS
 from zarrfs.store.api import Info, Kind, check_key, join_key, split_key
 from zarrfs.store.overlay import MergedEntry, Overlay, OverlayEntry
 from zarrfs.system.beneath import file_version
@@ -158,7 +159,6 @@ class FileOperations(Operations):
     @handler
     async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> EntryAttributes:
         """Look up `name` in a directory; an absent name becomes a negative entry of the kernel."""
-        self.counters["lookup"] += 1
         try:
             key, found = await self._find(parent_inode, name)
         except NotFound:
@@ -309,7 +309,7 @@ class FileOperations(Operations):
             if not self._in_upper(inode):
                 return info
             await self.release(info.fh)  # copied up meanwhile
-        self.counters["open"] += 1
+        COUNTS["opens_total"] += 1
         with self._path(inode) as path:
             descriptor = self._reopen(path, flags)
         if flags & os.O_TRUNC and ctx.uid:
@@ -326,8 +326,8 @@ class FileOperations(Operations):
         if not file.upper or file.descriptor is None:
             return await super().read(fh, off, size)
         data = await read_file(file.descriptor, off, size)
-        self.counters["read"] += 1
-        self.counters["bytes"] += len(data)
+        COUNTS["reads_total"] += 1
+        COUNTS["read_bytes_total"] += len(data)
         return cast(bytes, data)  # pyfuse3 takes any buffer
 
     @handler
@@ -383,7 +383,6 @@ class FileOperations(Operations):
     @handler
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
         """Send entries after offset `start_id`, in the order of their offsets."""
-        self.counters["readdir"] += 1
         directory = self._listings[fh]
         if start_id == 0 or directory.entries is None:
             directory.changes = self.changes

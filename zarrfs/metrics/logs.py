@@ -167,7 +167,7 @@ def finish() -> None:
             handler.finish()
 
 
-def counters() -> dict[str, int]:
-    """Return the numbers of lost lines and of lines waiting to be written."""
+def waiting_and_lost() -> tuple[int, int]:
+    """Return the numbers of lines waiting to be written and of lost ones."""
     handlers = [handler for handler in log.handlers if isinstance(handler, _Queue)]
-    return {"lost": sum(one.lost for one in handlers), "waiting": sum(one.waiting for one in handlers)}
+    return sum(one.waiting for one in handlers), sum(one.lost for one in handlers)

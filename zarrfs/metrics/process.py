@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import resource
-import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -15,53 +13,30 @@ import trio
 from zarrfs.config.values import human
 from zarrfs.failures import FAILURES
 from zarrfs.metrics import logs
+from zarrfs.metrics.counters import counters
 
-_STARTED = time.time()
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LINES = 200  # lines of a task tree at most
 
 
 def stats() -> dict[str, Any]:
-    """Return the counters of this process. Takes microseconds, but the first call reads the version from disk."""
+    """Return the figures of this process. Takes microseconds, but the first call reads the version from disk."""
+    waiting, lost = logs.waiting_and_lost()
     return {
+        **counters(),
         "errors": {"EIO": 0, **FAILURES.counts},  # 0 at first, so that Prometheus sees the first EIO as an increase
-        "log": logs.counters(),
-        "process": _process(),
+        "log_lines_waiting": waiting, "log_lines_lost_total": lost, "process_resident_memory_bytes": resident(),
         "version": _version(),
-    }
-
-
-def _process() -> dict[str, float]:
-    """Return counters from getrusage(2) and /proc/self (proc(5)). Values are missing if /proc cannot be read."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    found: dict[str, float] = {
-        "cpu_seconds": used.ru_utime + used.ru_stime, "started": _STARTED,
-        "descriptors_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
     }  # fmt: skip
-    try:
-        virtual, in_memory = _sizes()
-        found |= {"resident": in_memory, "virtual": virtual}
-        # since Linux 6.2 the size is the number of descriptors; listing 10,000 takes 20 ms
-        found["descriptors"] = os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))
-    except (OSError, ValueError):
-        pass
-    return found
 
 
 def resident() -> int:
     """Return the resident memory of this process in bytes; 0 without /proc."""
     try:
-        return _sizes()[1]
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
         return 0
-
-
-def _sizes() -> tuple[int, int]:
-    """Return (virtual, resident) size in bytes. Raise OSError or ValueError without /proc."""
-    with open("/proc/self/statm") as file:
-        virtual, in_memory = map(int, file.read().split()[:2])
-    page = os.sysconf("SC_PAGE_SIZE")
-    return virtual * page, in_memory * page
 
 
 def _version() -> str:
@@ -78,23 +53,20 @@ def _installed() -> str:
     return metadata.version("zarrfs")
 
 
-def summary(mountpoint: str, seconds: float, counters: dict[str, Any], unsynced: int | None) -> str:
+def summary(mountpoint: str, seconds: float, found: dict[str, Any], unsynced: int | None) -> str:
     """Return the summary of a mount in one line.
 
     `seconds` is how long it was mounted, and `unsynced` the number of files written without an fsync; None for a
     read-only mount.
     """
-    remote = counters.get("remote", {})
-    memory, disk = remote.get("cache", {}), remote.get("disk", {})
-    parts = [f"{human(counters.get('bytes', 0))} served in {counters.get('read', 0)} reads"]
-    asked = sum(memory.get(name, 0) for name in ("hits", "misses", "joins"))
-    if asked:
-        near = asked - memory.get("misses", 0) + disk.get("hits", 0)
-        parts.append(f"{100 * min(near, asked) / asked:.1f} % of {asked} blocks from caches")
-    if remote:
-        repeated, failed = remote.get("repeated", 0), remote.get("failed", 0)
-        parts.append(f"{remote.get('requests', 0)} requests ({repeated} repeated, {failed} failed)")
-    parts.append(f"{sum(counters.get('errors', {}).values())} errors")
+    parts = [f"{human(found['read_bytes_total'])} served in {found['reads_total']} reads"]
+    if blocks := found["memory_hits_total"] + found["memory_misses_total"]:
+        near = min(found["memory_hits_total"] + found["disk_hits_total"], blocks)
+        parts.append(f"{100 * near / blocks:.1f} % of {blocks} blocks from caches")
+    if found["requests_total"]:
+        repeated, failed = found["requests_repeated_total"], found["requests_failed_total"]
+        parts.append(f"{found['requests_total']} requests ({repeated} repeated, {failed} failed)")
+    parts.append(f"{sum(found['errors'].values())} errors")
     if unsynced is not None:
         parts.append(f"{unsynced} files written and not synced")
     return f"{mountpoint}: unmounted after {_duration(seconds)}: {', '.join(parts)}"

@@ -5,11 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
-import time
 from typing import Any, NamedTuple
 
 from zarrfs.errors import MountError, reason_of
-from zarrfs.metrics.counters import value_at
 from zarrfs.system import mounts
 
 _ANSWER = 10.0  # seconds that a daemon under load has to answer
@@ -28,12 +26,7 @@ class Statistics(NamedTuple):
     source: str  # without credentials
     kind: str  # of the source
     pid: int  # of the daemon
-    taken: float  # time.monotonic() of the snapshot, in seconds
-    counters: dict[str, Any]  # as the daemon reports them; counters that do not apply to the source are absent
-
-    def number(self, *path: str) -> float | None:
-        """Return the counter at this path; None if the mount does not have it."""
-        return value_at(self.counters, path)
+    counters: dict[str, Any]  # as the daemon reports them
 
 
 def statistics(path: str) -> Statistics:
@@ -48,7 +41,7 @@ def statistics(path: str) -> Statistics:
         counters = json.loads(mounts.ask(mountpoint, "user.zarrfs.stats", _ANSWER))
     except OSError as exc:
         raise MountError(f"{mountpoint}: {why(mountpoint, exc)}") from None
-    return Statistics(mountpoint, about["source"], about["kind"], about["pid"], time.monotonic(), counters)
+    return Statistics(mountpoint, about["source"], about["kind"], about["pid"], counters)
 
 
 def statistics_of_all() -> tuple[list[Statistics], dict[str, str]]:
@@ -61,13 +54,6 @@ def statistics_of_all() -> tuple[list[Statistics], dict[str, str]]:
         except MountError as exc:
             failed[mountpoint] = str(exc)
     return found, failed
-
-
-def timed(counted: Statistics) -> float | None:
-    """Return the number of requests in the latency histogram; None if there is no histogram."""
-    count = counted.number("remote", "latency_count")
-    buckets = (counted.counters.get("remote") or {}).get("latency_histogram")
-    return count if count is not None or not buckets else buckets[-1][1]  # older daemons: the last bucket
 
 
 def is_mounted(mountpoint: str) -> bool:

@@ -57,8 +57,8 @@ class Outage:
             await self._over.wait()
         return not self._over.is_set()
 
-    def failed(self, path: str, reason: str, after: float, in_turn: bool) -> bool:
-        """Note a failure, of a request that had its turn or of another one; return whether this logs the outage.
+    def failed(self, path: str, reason: str, after: float, in_turn: bool) -> None:
+        """Note a failure, of a request that had its turn or of another one.
 
         `after`: seconds that the server asked to wait.
         """
@@ -69,10 +69,9 @@ class Outage:
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         self._next = max(self._next, trio.current_time() + after)
         if self._logged or self.seconds < _LOGGED:
-            return False
+            return
         self._logged = True
         log.warning("%s is out: %s: its requests wait, and one at a time tries again", self.server, self.reason)
-        return True
 
     def end(self) -> None:
         """Let all requests go on: the server has answered."""
@@ -86,8 +85,8 @@ class Outage:
         """Return which server is out, for how long, and why."""
         return f"{self.server} has been out for {self.seconds:.1f} s: {self.reason}"
 
-    def stats(self, readers: int) -> dict[str, Any]:
-        """Return facts for `zarrfs stats`; `readers` requests wait."""
+    def facts(self, readers: int) -> dict[str, Any]:
+        """Return what `zarrfs stats` reports; `readers` requests wait."""
         return {
             "since": round(self.since, 3), "seconds": round(self.seconds, 3), "reason": self.reason, "waiting": readers
         }  # fmt: skip

@@ -11,7 +11,6 @@ After an outage of that length each request makes one attempt.
 
 from __future__ import annotations
 
-import heapq
 import logging
 import math
 import random
@@ -25,7 +24,8 @@ from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import in_background
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
-from zarrfs.net.latency import Latency
+from zarrfs.metrics.counters import COUNTS, LATENCIES, QUEUES
+from zarrfs.metrics.latency import Latency
 from zarrfs.net.outages import Outage
 from zarrfs.net.responses import Fetched, System, Transient
 
@@ -39,7 +39,7 @@ _LATE = (
 )
 _UNREACHED = 1024  # places that could not be connected to are remembered
 _SERVER_BYTES = 128 << 20  # bytes that are requested from one server at a time
-_NAMED = 32  # servers in stats, the busiest ones: an extended attribute has at most 64 KiB
+_NAMED = 32  # outages in stats: an extended attribute has at most 64 KiB
 PART = 4 << 20  # bytes of the largest request
 GAP = 32 << 10  # bytes between neighbouring ranges that are fetched and dropped at most
 _SMALL = 1 << 20  # bytes: as long as there are free slots, ranges are coalesced only up to this size
@@ -88,12 +88,12 @@ class _Request:
 class _Server:
     """One server: its queues, its requests in flight, and its outage, if any."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, nested: bool = False) -> None:
+        self.name, self.nested = name, nested
         self.queue: dict[_Want, None] = {}  # of readers
         self.queue_ahead: dict[_Want, None] = {}  # of read-ahead
         self.sends_soon = False  # whether a task is about to send read-ahead
-        self.in_flight = self.bytes_in_flight = self.requests = 0
+        self.in_flight = self.bytes_in_flight = 0
         self.readers = 0  # requests of readers, waiting or in flight
         self.answers = 0  # number of answers so far, including final errors
         self.outage: Outage | None = None
@@ -116,8 +116,8 @@ class RequestQueue:
         self._options, self._on_outage = options, on_outage
         self._servers: dict[str, _Server] = {}
         self._unreached: LRU[str, _Server] = LRU(_UNREACHED)
-        self._requests = self._repeated = self._failed = self._bytes = self._merged = self._outages = 0
         self._latency = Latency()
+        QUEUES.add(self)
         self.beneath: RequestQueue | None = None  # the queue for archives whose members are read here
         self.sent_ahead: set[tuple[int, str, int, int]] = set()  # small ranges of read-ahead in flight
 
@@ -145,7 +145,7 @@ class RequestQueue:
         finally:
             if server.outage is not None:
                 self._unreached.put(where, server)
-        self._failed += 1
+        _count(want, "requests_failed_total")
         raise want.failure(self._too_late(server, want.reason), 0)
 
     def usual(self) -> float | None:
@@ -161,43 +161,37 @@ class RequestQueue:
         found = self._servers.get(server)
         return found is not None and found.outage is not None
 
-    def outages(self) -> list[str]:
+    def reasons(self) -> list[str]:
         """Describe all outages: which server is out, for how long, and why."""
         own = [server.outage.described() for server in self._servers.values() if server.outage is not None]
-        return own + (self.beneath.outages() if self.beneath is not None else [])
+        return own + (self.beneath.reasons() if self.beneath is not None else [])
 
     def _too_late(self, server: _Server, reason: str = "") -> str:
         if server.outage is not None:
             reason = server.outage.described()
         elif self.beneath is not None:
-            reason = "; ".join(self.beneath.outages()) or reason
+            reason = "; ".join(self.beneath.reasons()) or reason
         late = f"not read within {self._options.read_timeout:g} s (-o read_timeout=)"
         return f"{late}: {reason}" if reason else late
 
-    def stats(self) -> dict[str, Any]:
-        """Return counters for statistics and the log."""
-        servers = self._servers.values()
-        named = heapq.nlargest(_NAMED, servers, key=lambda server: (server.outage is not None, server.requests))
-        hosts = {} if self.beneath is None else self.beneath.stats()["hosts"]
-        hosts = {name: found for name, found in hosts.items() if "outage" in found}
-        for server in named:
-            out = {} if server.outage is None else {"outage": server.outage.stats(server.readers)}
-            hosts[server.name] = {"requests": server.requests, "in_flight": server.in_flight, **out}
+    def gauges(self) -> dict[str, float]:
+        """Return figures for `zarrfs stats`."""
+        servers = [server for server in self._servers.values() if not server.nested]
         return {
-            "requests": self._requests, "repeated": self._repeated, "failed": self._failed, "bytes": self._bytes,
-            "outages": self._outages, "merged": self._merged,
-            "in_flight": sum(server.in_flight for server in servers),
-            "in_flight_bytes": sum(server.bytes_in_flight for server in servers),
-            "waiting": sum(len(server.queue) + len(server.queue_ahead) for server in servers),
-            "latency": self._latency.quantiles(), "latency_histogram": self._latency.histogram(),
-            "latency_sum": self._latency.total, "latency_count": self._latency.count, "hosts": hosts,
-        }  # fmt: skip
+            "requests_in_flight": sum(server.in_flight for server in servers),
+            "requests_waiting": sum(len(server.queue) + len(server.queue_ahead) for server in servers),
+        }
+
+    def outages(self) -> dict[str, dict[str, Any]]:
+        """Return the servers that do not answer now."""
+        out = ((server.name, server.outage, server.readers) for server in self._servers.values())
+        return {name: outage.facts(readers) for name, outage, readers in out if outage is not None}
 
     # -- the queue
 
     def _server(self, system: System, path: str) -> _Server:
         name = system.host(path)
-        return self._servers.get(name) or self._servers.setdefault(name, _Server(name))
+        return self._servers.get(name) or self._servers.setdefault(name, _Server(name, system.nested))
 
     async def _get(self, server: _Server, want: _Want) -> Any:
         """Return what `want` is for, at read_timeout= at the latest."""
@@ -217,7 +211,7 @@ class RequestQueue:
                 return want.found
         finally:
             server.readers -= reader
-        self._failed += 1
+        _count(want, "requests_failed_total")
         raise want.failure(self._too_late(server, want.reason), want.stop - want.start)
 
     def _may_send(self, server: _Server, want: _Want) -> bool:
@@ -318,13 +312,12 @@ class RequestQueue:
             found = await self._attempts(server, wants, length, lambda: self._once(server, first, stop))
             first.found = found
             if len(wants) > 1:
-                self._merged += len(wants) - 1
                 data = memoryview(found.data)
                 for want in wants:
                     # a copy, because a slice would keep the whole range in memory
                     want.found = found._replace(data=bytes(data[want.start - first.start : want.stop - first.start]))
         except Exception as exc:
-            self._failed += 1
+            _count(first, "requests_failed_total")
             for want in wants:
                 want.error = exc
         finally:
@@ -332,19 +325,24 @@ class RequestQueue:
             server.bytes_in_flight -= length
             self._send_queued(server)
 
+    def _time(self, want: _Want, sent: float) -> None:
+        seconds = trio.current_time() - sent
+        self._latency.add(seconds)
+        if want.system is None or not want.system.nested:
+            LATENCIES.add(seconds)
+
     async def _once(self, server: _Server, first: _Want, stop: int) -> Any:
         """Send a request once, for the bytes from `first` to `stop`. Raise Transient if the answer was cut off."""
-        self._requests += 1
-        server.requests += 1
+        _count(first, "requests_total")
         sent = trio.current_time()
         if first.call is not None:
             answer = await first.call()
-            self._latency.add(trio.current_time() - sent)
+            self._time(first, sent)
             return answer
         assert first.system is not None
         found = await first.system.fetch(first.path, first.start, stop)
-        self._latency.add(trio.current_time() - sent)
-        self._bytes += len(found.data)
+        self._time(first, sent)
+        _count(first, "network_bytes_total", len(found.data))
         if found.total is not None and len(found.data) < min(stop, found.total) - first.start:
             raise Transient("the answer was cut off", begun=True)
         if len(found.data) > stop - first.start:
@@ -400,7 +398,7 @@ class RequestQueue:
                 times = f" ({attempts} attempts)" if attempts > 1 else ""
                 raise first.failure(failure.reason + times, length) from failure
             answers = server.answers  # if it answers others until this request fails again, only this request fails
-            self._repeated += 1
+            _count(first, "requests_repeated_total")
             log.debug("%s: attempt %d: %s: to be repeated in %.1f s", first.shown, attempts, failure.reason, after)
             await trio.sleep(after)
 
@@ -417,14 +415,19 @@ class RequestQueue:
         if server.outage is None:
             server.outage, in_turn = Outage(server.name, path, began, server.readers), True
             self._on_outage(server.name)
-        # an outage is counted when it is logged, so very short ones are not
-        self._outages += server.outage.failed(path, failure.reason, failure.after, in_turn)
+        server.outage.failed(path, failure.reason, failure.after, in_turn)
 
     def _waits_for(self, server: _Server, failure: Transient) -> bool:
         """Return whether requests wait for the end of an outage of this server, rather than retry `retries=` times."""
         if not self._options.retries or self._options.wait_for_outages == "none":
             return False
         return server.answers > 0 or (self._options.wait_for_outages == "all" and not _is_unknown(failure))
+
+
+def _count(want: _Want, name: str, number: int = 1) -> None:
+    """Count in the statistics of the mount, except for members of archives: the queue of the archive counts."""
+    if want.system is None or not want.system.nested:
+        COUNTS[name] += number
 
 
 def _is_unknown(failure: BaseException) -> bool:

@@ -54,6 +54,7 @@ class System(abc.ABC):
     """
 
     immutable: bool = False  # its values never change
+    nested: bool = False  # its values are members of an archive: reading them sends requests for the archive
 
     @property
     def sends_versions(self) -> bool:

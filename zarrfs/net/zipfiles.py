@@ -95,6 +95,7 @@ class ZipSystem(System):
     """The members of a zip file; a path is a member's name, "" the root."""
 
     immutable = True
+    nested = True
 
     def __init__(self, archive: LocalArchive | RemoteArchive, limit: int, memory: int) -> None:
         """Read whole members up to `limit` bytes. The index may take about max(`memory`, _LEAST) bytes of memory."""

@@ -242,7 +242,7 @@ class KeyReadAhead:
         self._arrays: LRU[Pattern, LRU[Index, int]] = LRU(_SEQUENCES)  # the latest reads of chunks
         self._sequences: LRU[_Sequence, _Sequence] = LRU(_SEQUENCES, _Sequence.cancel)
         self._wait = self._patience = _LEAST  # unpredicted reads until the next look at a listing
-        self._reads = self._started = self._used = 0
+        self._reads = 0
 
     def opened(self, key: str, size: int) -> Work | None:
         """Note the first read of a value of `size` bytes (0: unknown); return what to do in the background, if any."""
@@ -255,15 +255,9 @@ class KeyReadAhead:
             (self._arrays.use(chunk[0]) or self._arrays.put(chunk[0], LRU(_RECENT))).put(chunk[1], self._reads)
         sequence = next((one for one in self._sequences if key in one.pending), None)
         if sequence is not None:
-            self._used += 1
             sequence.reached = max(sequence.reached, sequence.pending.pop(key) + 1)
             return self._belongs(sequence, chunk, size)
         return None if again else self._unexpected(chunk, size)
-
-    def stats(self) -> dict[str, int]:
-        """Return the numbers of values that were prefetched, then read, or dropped unread; and of sequences."""
-        dropped = self._started - self._used - sum(len(one.pending) for one in self._sequences)
-        return {"started": self._started, "used": self._used, "dropped": dropped, "sequences": len(self._sequences)}
 
     def _belongs(self, sequence: _Sequence, chunk: tuple[Pattern, Index] | None, size: int) -> Work | None:
         """Note a read in the order of a sequence."""
@@ -348,7 +342,6 @@ class KeyReadAhead:
         if keys:
             with trio.CancelScope() as batch:
                 sequence.batches.add(batch)
-                self._started += len(keys)
                 try:
                     await self._store.prefetch(keys)
                 finally:

@@ -105,7 +105,6 @@ class ParquetStore(Store):
         self._failures: LRU[tuple[str, int], tuple[float, ReadError]] = LRU(_FAILURES)
         self._sizes: LRU[str, int] = LRU(_SIZES)
         self._asking: SingleFlight[str] = SingleFlight()
-        self._read = 0
 
     async def opened(self) -> ParquetSet:
         """Return the parsed `.zmetadata`, which the first call reads. Raise ReadError if that fails."""
@@ -256,9 +255,6 @@ class ParquetStore(Store):
         files = self._set.documents() + sum(grid.size for grid in self._set.grids.values() if grid)
         return Usage(files=min(files, 2**63 - 1))
 
-    def stats(self) -> dict[str, Any]:
-        return {"record_files": self._read, "records": self._records.stats(), **self._targets.stats()}
-
     async def aclose(self) -> None:
         await self._targets.aclose()
         await self._place.aclose()
@@ -390,7 +386,6 @@ class ParquetStore(Store):
     async def _read_record(self, array: str, number: int) -> RecordFile | _NoRecord:
         assert self._set is not None
         key = _record_key(array, number)
-        self._read += 1
         try:
             data = await self._place.read(key)
         except TargetMissing as exc:

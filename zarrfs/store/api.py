@@ -249,10 +249,6 @@ class Store(abc.ABC):
     def hide_document_time(self) -> None:  # noqa: B027
         """Report no mtime for entries that have none of their own, instead of the mtime of their document."""
 
-    def stats(self) -> dict[str, Any]:
-        """Return counters."""
-        return {}
-
     @abc.abstractmethod
     async def aclose(self) -> None:
         """Release descriptors, connections and threads; a second call does nothing. Close all open values first."""
@@ -293,7 +289,7 @@ class BlockingReader:
 class WrappingStore(Store):
     """A store over the store `lower`, for example a view.
 
-    It passes on lists(), usage(), remote, get_ready(), problems(), stats() and aclose(). A subclass implements the
+    It passes on lists(), usage(), remote, get_ready(), problems() and aclose(). A subclass implements the
     other methods, or inherits the defaults of Store.
     """
 
@@ -316,9 +312,6 @@ class WrappingStore(Store):
 
     async def problems(self) -> list[tuple[str, str]]:
         return await self.lower.problems()
-
-    def stats(self) -> dict[str, Any]:
-        return self.lower.stats()
 
     async def aclose(self) -> None:
         await self.lower.aclose()

@@ -206,10 +206,6 @@ class IndexStore(Store):
             self._usage = await trio.to_thread.run_sync(self._count)
         return self._usage
 
-    def stats(self) -> dict[str, Any]:
-        """Return counters for the log."""
-        return self._targets.stats()
-
     def blocking(self) -> BlockingReader:
         return _IndexReader(self)
 

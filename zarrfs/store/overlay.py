@@ -462,9 +462,6 @@ class Overlay(Store):
     async def problems(self) -> list[tuple[str, str]]:
         return [] if self.lower is None else await self.lower.problems()
 
-    def stats(self) -> dict[str, Any]:
-        return {} if self.lower is None else self.lower.stats()
-
     # -- the difference
 
     async def changes(self) -> AsyncIterator[Change]:

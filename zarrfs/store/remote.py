@@ -168,10 +168,6 @@ class FsspecStore(Store):
         system, path = await self._path_of_key(key)
         return {"url": system.shown(path) if shown else await self._url_of_key(key, system, path)}
 
-    def stats(self) -> dict[str, Any]:
-        """Return the counters of the remote files."""
-        return {"remote": self.files.stats()}
-
     async def aclose(self) -> None:
         with trio.CancelScope(shield=True):
             if self._owns_files:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from zarrfs.cache.block_request import BlockRequest
 from zarrfs.cache.blocks import Blocks
@@ -180,10 +179,6 @@ class RemoteFiles:
         """Return a page of all keys below `path` that come after `after`."""
         found: Page = await self.blocks.ranges.call(system, path, lambda: system.page(path, after))
         return found
-
-    def stats(self) -> dict[str, Any]:
-        """Return counters for the log."""
-        return self.blocks.stats()
 
     async def aclose(self) -> None:
         """Close connections and archives."""

@@ -12,7 +12,7 @@ import abc
 import contextlib
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 from zarrfs.concurrency.lru import LRU
@@ -71,10 +71,6 @@ class TargetReader(abc.ABC):
         A percent-encoded file: URL stays one until the file is read, sized or prefetched. Unless `shown`, return `url`
         as the document has it.
         """
-
-    @abc.abstractmethod
-    def stats(self) -> dict[str, Any]:
-        """Return counters for the log."""
 
     @abc.abstractmethod
     async def aclose(self) -> None:
@@ -164,12 +160,6 @@ class Targets(TargetReader):
             return without_secrets(remote)
         # whether the path is percent-encoded is known only when the file was found
         return self._paths.get(url) or (f"file://{path}" if "%" in path and url.startswith("file:") else path)
-
-    def stats(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"local": self.local.stats()}
-        if self._remote is not None:
-            found["remote"] = self._remote.stats()
-        return found
 
     async def aclose(self) -> None:
         await self.local.aclose()

@@ -6,7 +6,6 @@ import errno
 import os
 import resource
 import stat
-from typing import Any
 
 import trio
 
@@ -89,14 +88,12 @@ class LocalFiles:
         capacity = _DESCRIPTORS if limit == resource.RLIM_INFINITY else min(_DESCRIPTORS, limit // 4)
         self._open: LRU[str, _File] = LRU(capacity, _evict)  # evicts in order of opening: a read updates nothing
         self._pins: LRU[str, Identity] = LRU(_PINS)
-        self._opens = self._reads = self._waits = 0
 
     async def read(self, path: str, offset: int, length: int) -> Buffer:
         """Read exactly the bytes [offset, offset + length) of the file `path`, which is absolute."""
         file = self._open.get(path)
         if file is None:
             file = await self._open_pinned(path)
-        self._reads += 1
         if offset + length > file.identity[2]:
             asked = f"bytes [{offset}, {offset + length}) were asked for"
             raise OutOfRange(path, f"has {file.identity[2]} bytes, {asked}")
@@ -109,7 +106,6 @@ class LocalFiles:
                 # block.
                 status = os.fstat(descriptor)
             else:
-                self._waits += 1
                 rest, status = await trio.to_thread.run_sync(
                     _read_and_stat, descriptor, offset + len(data), length - len(data)
                 )
@@ -136,10 +132,6 @@ class LocalFiles:
         found = pin if pin is not None else (await self._open_pinned(path)).identity
         return "-".join(map(str, found[1:]))  # no device: its number differs between nodes and after a reboot
 
-    def stats(self) -> dict[str, Any]:
-        """Return counters for the statistics of a mount."""
-        return {"open": len(self._open), "opens": self._opens, "reads": self._reads, "waits": self._waits}
-
     async def aclose(self) -> None:
         """Close all files. A file that is being read is closed when its last read ends."""
         while self._open:
@@ -152,7 +144,6 @@ class LocalFiles:
             descriptor, identity = await trio.to_thread.run_sync(self._open_regular, path)
         except OSError as exc:
             raise _read_error(path, exc) from exc
-        self._opens += 1
         pin = self._pins.get(path)
         if pin is None:
             self._pins.put(path, identity)

@@ -10,6 +10,7 @@ import trio
 from zarrfs.concurrency.budget import MemoryBudget
 from zarrfs.concurrency.lru import SizedLRU
 from zarrfs.concurrency.single_flight import SingleFlight
+from zarrfs.metrics.counters import CACHES, COUNTS
 from zarrfs.system.cpus import usable
 
 T = TypeVar("T")
@@ -49,14 +50,11 @@ class DecodedCache:
         self._kept: SizedLRU[Hashable, Decoded] = SizedLRU(lambda decoded: decoded.size)
         self._flights: SingleFlight[Hashable] = SingleFlight()
         self._expected = MemoryBudget(budget)
-        self._hits = self._decoded = 0
+        CACHES.add(self)
 
     def peek(self, key: Hashable) -> Decoded | None:
         """Return the cached value of `key` and mark it as used; None if there is none."""
-        found = self._kept.use(key)
-        if found is not None:
-            self._hits += 1
-        return found
+        return self._kept.use(key)
 
     def coming(self, key: Hashable) -> bool:
         """Return whether `key` is cached or being decoded."""
@@ -85,14 +83,14 @@ class DecodedCache:
 
     async def run(self, size: int, function: Callable[..., T], *arguments: Any) -> T:
         """Run `function`, which decodes about `size` bytes, in a worker thread, or directly if `size` is small."""
-        self._decoded += 1
+        COUNTS["chunks_decoded_total"] += 1
         if size <= _INLINE:
             return function(*arguments)
         return await trio.to_thread.run_sync(function, *arguments, limiter=self._limiter)
 
-    def stats(self) -> dict[str, int]:
-        """Return counters: `decoded` chunks, cache `hits`, and `kept` bytes of `budget`."""
-        return {"decoded": self._decoded, "hits": self._hits, "kept": self._kept.bytes, "budget": self.budget}
+    def gauges(self) -> dict[str, float]:
+        """Return figures for `zarrfs stats`."""
+        return {"memory_kept_bytes": self._kept.bytes, "memory_limit_bytes": self.budget}
 
     async def _make(self, key: Hashable, size: int, make: Callable[[], Awaitable[Decoded]]) -> Decoded:
         if size:

@@ -93,9 +93,6 @@ class DecodedView(View):
     async def prefetch(self, keys: Sequence[str]) -> None:
         """Do nothing: FlatArray fetches chunks ahead of sequential readers."""
 
-    def stats(self) -> dict[str, Any]:
-        return {**super().stats(), "arrays": self._arrays.cache.stats()}
-
 
 class _OpenFile(Value):
     """An open file. Its documents are those of its opening; its chunks are looked up at every read."""
