@@ -1,4 +1,4 @@
-"""The statements of docs/containers.md about mounts and namespaces, tested without a container runtime."""
+"""The statements of docs/mounting.md about mounts and namespaces, tested without a container runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mounts of Icechunk repositories: values, errors, refreshes; and the transcript in docs/icechunk.md."""
+"""Mounts of Icechunk repositories: values, errors, refreshes; and the transcript in docs/sources.md."""
 
 from __future__ import annotations
 

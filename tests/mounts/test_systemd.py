@@ -139,7 +139,7 @@ def test_the_sandbox_of_the_service_allows_views_and_writes(machine: Booted) -> 
 
 
 def test_a_private_mount_namespace_hides_the_mount(machine: Booted) -> None:
-    """This is why docs/systemd.md warns against PrivateTmp= and similar settings."""
+    """This is why docs/mounting.md warns against PrivateTmp= and similar settings."""
     unit = configure(machine, "hidden")
     drop_in = "/run/systemd/system/zarrfs@hidden.service.d/private.conf"
     machine.root(f"mkdir {Path(drop_in).parent}")

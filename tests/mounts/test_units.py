@@ -49,7 +49,7 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
 
 @needs_systemd
 def test_the_exposure_of_the_service_is_within_the_documented_bound(tmp_path: Path) -> None:
-    """The bound is in docs/systemd.md."""
+    """The bound is in docs/mounting.md."""
     shutil.copy(UNITS / "zarrfs@.service", tmp_path)
     unit = "./zarrfs@.service"
     command = ["systemd-analyze", "--no-pager", "security", "--offline=yes", "--threshold=47", unit]

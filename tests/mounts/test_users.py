@@ -177,7 +177,7 @@ def test_a_machine_that_does_not_allow_mounts_is_explained(machine: Machine) -> 
         machine.root(f"umount {fusermount}")
     machine.root("mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3")
     try:
-        refused("there is no /dev/fuse", "--device /dev/fuse --cap-add SYS_ADMIN (docs/containers.md)")
+        refused("there is no /dev/fuse", "--device /dev/fuse --cap-add SYS_ADMIN (docs/mounting.md)")
         done = machine.run("zarrfs", "mount", SOURCE, f"{HOME}/mnt")
         assert "there is no /dev/fuse" in done.stderr
         machine.root("mknod -m 666 /dev/fuse c 240 229")

@@ -77,7 +77,7 @@ def test_the_package_has_all_files(package: Path) -> None:
     names = {line.split()[5].removeprefix(".") for line in listed.splitlines()}
     for name in (
         "/usr/bin/zarrfs", "/sbin/mount.zarrfs", "/sbin/mount.fuse.zarrfs", "/usr/share/man/man1/zarrfs.1.gz",
-        "/usr/share/man/man5/zarrfs.toml.5.gz", "/usr/share/man/man8/mount.zarrfs.8.gz", "/etc/zarrfs/zarrfs.toml",
+        "/usr/share/man/man8/mount.zarrfs.8.gz", "/etc/zarrfs/zarrfs.toml",
         "/lib/systemd/system/zarrfs@.service", "/usr/share/bash-completion/completions/zarrfs",
         "/usr/share/zsh/vendor-completions/_zarrfs", "/usr/share/fish/vendor_completions.d/zarrfs.fish",
         "/usr/share/doc/zarrfs/copyright",

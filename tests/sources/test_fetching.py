@@ -98,7 +98,7 @@ def test_invalid_options_of_requests_are_an_error_of_the_source() -> None:
     ("data", "says"),
     [
         (b"\x89HDF\r\n\x1a\n" + bytes(600), "is a NetCDF-4 or HDF5 file, and no source: make a reference set of it"
-         " with kerchunk.hdf.SingleHdf5ToZarr (docs/reference-sets.md)"),
+         " with kerchunk.hdf.SingleHdf5ToZarr (docs/sources.md)"),
         (b"CDF\x01\0", "is a NetCDF-3 file, and no source: "),
         (b"CDF\x05\0", "is a NetCDF-3 file (CDF-5), and no source: convert it: nccopy -k nc4"),
         (b"GRIB\0\0\0\2", "is a GRIB file, "),

@@ -1,7 +1,7 @@
 """Redaction of the command line that ps(1) shows of this process.
 
 Other users can read a command line as long as the process lives, and a daemon lives long. They may also see it in the
-moment before this code runs; zarrfs.toml and "@/path" avoid that (docs/configuration.md).
+moment before this code runs; zarrfs.toml and "@/path" avoid that (docs/options.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The exit statuses of all commands: the table in the man pages and in docs/commands.md (scripts/write-docs)."""
+"""The exit statuses of all commands: the table in the man pages and in docs/options.md (scripts/write-docs)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The effective options of a command: zarrfs.toml, variables and the command line merged (docs/configuration.md).
+"""The effective options of a command: zarrfs.toml, variables and the command line merged (docs/options.md).
 
 Used by commands and by the functions of `import zarrfs`. Stores read neither configuration files nor the environment.
 """

@@ -1,4 +1,4 @@
-"""Reader of zarrfs.toml: checks a file as a whole, and returns the options of its sections. docs/configuration.md"""
+"""Reader of zarrfs.toml: checks a file as a whole, and returns the options of its sections. docs/options.md"""
 
 from __future__ import annotations
 

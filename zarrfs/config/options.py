@@ -1,4 +1,4 @@
-"""The table of all options, for the command line, -o, the mount helper, docs/mount-options.md and the man pages."""
+"""The table of all options, for the command line, -o, the mount helper, docs/options.md and the man pages."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ class Options:
     # -- Views
     view: str | None = _option(
         "Views", None, words("v2", "v3", "arrays", "netcdf"), "VIEW",
-        "Show a Zarr store or a reference set in another form: in the Zarr version v2 or v3 (docs/zarr-views.md), its "
-        "arrays as plain files (arrays, docs/zarr-views.md), or the whole as NetCDF-4 (netcdf, docs/netcdf.md). "
+        "Show a Zarr store or a reference set in another form (docs/views.md): in the Zarr version v2 or v3, its arrays "
+        "as plain files (arrays), or the whole as NetCDF-4 (netcdf). "
         "Default: as it is.",
     )
     # -- Writing
@@ -234,7 +234,7 @@ class Options:
     )
     config: str | None = _option(
         "Daemon", None, path, "FILE",
-        "Read options from FILE instead of the user's zarrfs.toml (docs/configuration.md).",
+        "Read options from FILE instead of the user's zarrfs.toml (docs/options.md).",
     )
     fsname: str | None = _option(
         "Daemon", None, text, "NAME", "Show NAME as the source in the output of mount(8). Default: SOURCE."

@@ -1,4 +1,4 @@
-"""Redaction of secrets: passwords in URLs, signed queries, values of storage options (docs/configuration.md).
+"""Redaction of secrets: passwords in URLs, signed queries, values of storage options (docs/options.md).
 
 All text that others may read (logs, errors, attributes, reports, ps) passes through these functions.
 """

@@ -26,5 +26,5 @@ def why_no_source(head: bytes) -> str | None:
     for magic, (name, maker) in _FORMATS.items():
         if head.startswith(magic):
             remedy = f"make a reference set of it with {maker}" if maker else "convert it: nccopy -k nc4"
-            return f"is {name}, and no source: {remedy} (docs/reference-sets.md)"
+            return f"is {name}, and no source: {remedy} (docs/sources.md)"
     return "is a tar, and no source: extract it" if is_tar(head) else None

@@ -95,7 +95,7 @@ class Openers:
                 self._systems["web"] = HttpSystem(self._options, self._trust)
             return self._systems["web"], url
         if family in urls.BUCKETS and ":" in url.partition("://")[2].partition("/")[0].rpartition("@")[0]:
-            rule = "user:password@ is for servers: the keys of a bucket are storage options (docs/configuration.md)"
+            rule = "user:password@ is for servers: the keys of a bucket are storage options (docs/options.md)"
             raise ReadError(without_secrets(url), rule)  # errors of libraries would show the password
         path = obstores.store_path(protocol, url) if self._fast and family in urls.BUCKETS else None
         if path is not None:

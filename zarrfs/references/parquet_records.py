@@ -1,6 +1,6 @@
 """Record files of the Parquet layout (`refs.N.parq`), parsed into a form of a few bytes per row.
 
-Source: fsspec's LazyReferenceMapper; docs/reference-sets.md has the rules. This module imports numpy and pyarrow, so
+Source: fsspec's LazyReferenceMapper; docs/sources.md has the rules. This module imports numpy and pyarrow, so
 callers import it only when they read a record file.
 """
 

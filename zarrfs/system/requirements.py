@@ -11,7 +11,7 @@ from zarrfs.config.options import Options
 from zarrfs.errors import MountError, UsageError, reason_of
 
 DEVICE = "/dev/fuse"
-_CONTAINER = "start the container with --device /dev/fuse --cap-add SYS_ADMIN (docs/containers.md)"
+_CONTAINER = "start the container with --device /dev/fuse --cap-add SYS_ADMIN (docs/mounting.md)"
 _WHERE = "a user mounts only where he may write"
 _PRIVILEGES = (
     "fusermount3 got no privileges: it must be set-user-ID root (chmod u+s), not on a file system mounted nosuid, and "
