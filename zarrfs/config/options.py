@@ -114,9 +114,8 @@ class Options:
     # -- Views
     view: str | None = _option(
         "Views", None, words("v2", "v3", "arrays", "netcdf"), "VIEW",
-        "Show a Zarr store or a reference set in another form (docs/views.md): in the Zarr version v2 or v3, its arrays "
-        "as plain files (arrays), or the whole as NetCDF-4 (netcdf). "
-        "Default: as it is.",
+        "Show a Zarr store or a reference set in another form (docs/views.md): in the Zarr version v2 or v3, its "
+        "arrays as plain files (arrays), or the whole as NetCDF-4 (netcdf). Default: as it is.",
     )
     # -- Writing
     upperdir: str | None = _option(
