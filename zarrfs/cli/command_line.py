@@ -52,12 +52,14 @@ def redacted_arguments(arguments: Sequence[str]) -> list[str]:
 def _redacted_list(text: str) -> str:
     """Redact the items of one -o. Hide unknown items after a storage option: they may be part of its value."""
     from zarrfs.config.options import TABLE
+    from zarrfs.config.storage import KNOWN
 
     found: list[str] = []
     hiding = False
     for item in re.findall(r"(?:[^,\\]|\\.|\\$)+", text, re.DOTALL):
         name = item.partition("=")[0].strip().replace("-", "_")
-        hidden = hiding and name not in TABLE and "." not in name
+        storage = "." in name and re.split("[.:]", name)[0] in KNOWN
+        hidden = hiding and name not in TABLE and not storage
         found.append(HIDDEN if hidden else redacted_item(item))
         hiding = hidden or "." in name or name == "storage_options"  # of earlier versions
     return ",".join(found)

@@ -384,6 +384,9 @@ def looks_like_path(item: str) -> bool:
     return place is None or place[2] in _WRITTEN or "/" in item
 
 
+_AFTER_COMMA = "no option after its comma (write a comma in a value as \\,)"
+
+
 def parse(items: Iterable[str], sloppy: bool = False, defaults: Mapping[str, Any] | None = None) -> Parsed:
     """Parse one list of items, without configuration files: read() followed by combine()."""
     return combine([read(items, sloppy)], defaults)
@@ -408,6 +411,8 @@ def read(items: Iterable[str], sloppy: bool = False) -> Assignments:
             given.writable, given.values["ro"] = True, False
         elif place and sloppy and not is_known(place[1]):
             pass
+        elif before and ("://" in name or place) and not (place and is_known(place[1])):
+            raise UsageError(f"option {before}: {_AFTER_COMMA}")  # the item may be half a password: not shown
         elif place:
             given.storage.setdefault(place[1], {})[place[2]] = storage_value(place[2], value) if equals else True
         elif "://" in name:
@@ -428,8 +433,8 @@ def read(items: Iterable[str], sloppy: bool = False) -> Assignments:
             if removed := removed_option(name):
                 raise UsageError(removed)
             hint = _hint(name)
-            if before and not hint:  # the item may be half a password: not shown
-                raise UsageError(f"option {before}: no option after its comma (write a comma in a value as \\,)")
+            if before and not hint:
+                raise UsageError(f"option {before}: {_AFTER_COMMA}")
             raise UsageError(f"unknown option {name!r}{hint}")
         before = name if place else ""
         naming = name == "members" or (naming and not equals and name not in TABLE)

@@ -12,7 +12,7 @@ from zarrfs.errors import UsageError
 
 # The protocols that fsspec knows, whether or not their packages are installed. They are listed here because importing
 # fsspec takes half a second.
-_KNOWN = frozenset(
+KNOWN = frozenset(
     (
         "abfs", "abfss", "adl", "arrow_hdfs", "async_wrapper", "asynclocal", "asyncwrapper", "az", "blockcache", "box",
         "cached", "dask", "data", "dbfs", "dir", "dropbox", "dvc", "file", "filecache", "ftp", "gcs", "gdrive",
@@ -68,7 +68,7 @@ def storage_value(name: str, text: str) -> object:
 def is_known(place: str) -> bool:
     """Return whether fsspec or an installed package knows the protocol of `place`, PROTOCOL or PROTOCOL://HOST."""
     protocol = place.partition("://")[0]
-    return protocol in _KNOWN or protocol in _installed()
+    return protocol in KNOWN or protocol in _installed()
 
 
 def check_storage(place: str, options: Mapping[str, object]) -> None:
@@ -78,7 +78,7 @@ def check_storage(place: str, options: Mapping[str, object]) -> None:
     """
     protocol = place.partition("://")[0]
     if not is_known(place):
-        hint = did_you_mean(protocol, sorted({*_KNOWN, *_installed()}), 0.5)
+        hint = did_you_mean(protocol, sorted({*KNOWN, *_installed()}), 0.5)
         more = hint or ": neither fsspec nor an installed package has it"
         raise UsageError(f"option {place}.{next(iter(options), 'NAME')}: unknown protocol {protocol!r}{more}")
     family = names(protocol)[0]
