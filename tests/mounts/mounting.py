@@ -63,6 +63,21 @@ def counters_of(mountpoint: Path) -> dict[str, Any]:
     return dict(json.loads(os.getxattr(mountpoint, "user.zarrfs.stats")))
 
 
+def on_disk(directory: Path) -> int:
+    """Return the bytes of the blocks in a cache directory."""
+    files = [path for path in directory.rglob("*") if path.suffix not in (".part", ".tmp")]
+    with contextlib.suppress(FileNotFoundError):
+        return sum(path.stat().st_size for path in files if path.is_file())
+    return 0
+
+
+def all_written(directory: Path) -> bool:
+    """Return whether there are blocks in a cache directory, and none was added for half a second."""
+    before = on_disk(directory)
+    time.sleep(0.5)
+    return 0 < before == on_disk(directory)
+
+
 def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait until a condition holds. The default timeout allows for a busy machine."""
     deadline = time.monotonic() + seconds

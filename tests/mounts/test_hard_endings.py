@@ -60,7 +60,7 @@ def test_a_reader_of_a_silent_server_is_interrupted(number: signal.Signals, faul
         assert (status, seconds < AT_ONCE) == (-number, True), seconds
         faulty.release()
         assert other.wait(60) == 0
-        wait_for(lambda: not counters_of(root)["remote"]["in_flight"])
+        wait_for(lambda: not counters_of(root)["requests_in_flight"])
 
 
 def test_a_read_with_o_direct_ends_with_its_timeout(faulty: Faulty, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ import pytest
 import zarr
 
 from tests.conftest import PROGRAM, run
-from tests.mounts.mounting import counters_of, daemon_pid, log_of, mount_lines, mounted, until
+from tests.mounts.mounting import counters_of, daemon_pid, log_of, mount_lines, mounted, on_disk, until
 from tests.mounts.refreshing import refresh, write_set
 from tests.mounts.test_semantics import error_of
 from tests.references.parquetsets import write_set as write_parquet
@@ -200,7 +200,7 @@ def test_a_changed_target_is_an_error_until_the_refresh(cached: bool, faulty: Fa
     with mounted(document, tmp_path / "mnt", "allow=private", "prefetch=0B", *more) as root:
         assert set((root / "a").read_bytes()) == set(b"1")
         if cached:
-            until(lambda: counters_of(root)["remote"]["disk"]["writes"])
+            until(lambda: on_disk(tmp_path / "cache") >= 50_000)
         faulty.put("/data", after, tag="2")
         assert error_of((root / "b").read_bytes) == errno.EIO
         assert refresh(root) == "refreshed"  # although the document is unchanged
@@ -214,7 +214,7 @@ def test_a_refresh_revalidates_blocks_on_disk(faulty: Faulty, tmp_path: Path) ->
     options = ["allow=private", "prefetch=0B", f"cache_dir={tmp_path / 'cache'}"]
     with mounted(document, tmp_path / "mnt", *options) as root:
         assert set((root / "a").read_bytes()) == set(b"1")
-        until(lambda: counters_of(root)["remote"]["disk"]["writes"])
+        until(lambda: on_disk(tmp_path / "cache") >= 50_000)
         assert refresh(root, force=True) == "refreshed"
         faulty.requests.clear()
         assert set((root / "a").read_bytes()) == set(b"1")

@@ -33,8 +33,8 @@ SETTLED = 40  # allows for idle threads and connections (at most host_requests=3
 
 def settled(root: Path) -> bool:
     """Return whether no request is in flight."""
-    remote = counters_of(root)["remote"]
-    return not (remote["in_flight"] or remote["waiting"] or remote["in_flight_bytes"])
+    found = counters_of(root)
+    return not (found["requests_in_flight"] or found["requests_waiting"])
 
 
 # -- one response in ten is spoilt
@@ -147,7 +147,7 @@ def start_readers(path: Path, count: int, length: int, direct: bool) -> tuple[su
 
 def joined(root: Path) -> int:
     """Return the number of reads that joined a block in flight."""
-    return int(counters_of(root)["remote"]["cache"]["joins"])
+    return int(counters_of(root)["memory_hits_total"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

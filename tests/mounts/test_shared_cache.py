@@ -18,21 +18,16 @@ import pytest
 from tests.conftest import run
 from tests.faultproxy import FaultProxy
 from tests.faultproxy import proxy as proxy
-from tests.mounts.mounting import counters_of, daemon_pid, log_of, mount_lines, mounted
+from tests.mounts.mounting import all_written, counters_of, daemon_pid, log_of, mount_lines, mounted, on_disk
 from tests.mounts.remotevalues import DEAD, Value, cut, document, publish, read_all, wait_for, whole
 from tests.servers import Nginx
 
 KILLS = 4
 
 
-def disk(root: Path, name: str) -> int:
-    """Return a counter of the disk cache."""
-    return int(counters_of(root)["remote"]["disk"][name])
-
-
-def all_written(root: Path) -> bool:
-    """Return whether blocks are on disk and none is queued; on exit, a daemon drops queued blocks after 4 s."""
-    return disk(root, "bytes_written") > 0 and disk(root, "queued") == 0
+def hits_of(root: Path) -> int:
+    """Return how many blocks a mount has read from its cache directory."""
+    return int(counters_of(root)["disk_hits_total"])
 
 
 def usage(directory: Path) -> int:
@@ -71,13 +66,12 @@ def test_blocks_of_one_mount_are_read_from_disk_by_the_next(
     options = f"cache_dir={tmp_path}/blocks"
     with mounted(source, tmp_path / "mnt", options) as root:
         assert read_all(root, whole(values + large), 8).right == len(values) + 1
-        wait_for(lambda: all_written(root))
-        assert disk(root, "dropped") == 0
+        wait_for(lambda: all_written(tmp_path / "blocks"))
     assert proxy.counts["GET"] > 0
     proxy.counts.clear()
     with mounted(source, tmp_path / "mnt", options) as root:
         assert read_all(root, whole(values + large), 8).right == len(values) + 1
-        assert disk(root, "hits") > 0
+        assert hits_of(root) > 0
     assert proxy.counts["GET"] == 0, "blocks on disk were fetched again"
 
 
@@ -87,7 +81,7 @@ def test_a_target_that_was_replaced_between_mounts_is_read_anew(nginx: Nginx, tm
     options = f"cache_dir={tmp_path}/blocks"
     with mounted(source, tmp_path / "mnt", options) as root:
         assert read_all(root, whole(values), 8).right == len(values)
-        wait_for(lambda: disk(root, "bytes_written") > 0)
+        wait_for(lambda: on_disk(tmp_path / "blocks") > 0)
     new = cut(publish(nginx.plain.root, "mutable.bin", 1 << 20, seed=1), "v", 10_000, gap=0)
     with mounted(source, tmp_path / "mnt", options) as root:
         assert run("refresh", "--force", root).returncode == 0  # the cache asks the server once an hour, or now
@@ -140,7 +134,7 @@ def mount_and_kill(source: Path, mountpoint: Path, options: str, values: list[Va
 
     try:
         assert read_all(mountpoint, whole(order[:4]), 4).right == 4
-        hits = disk(mountpoint, "hits")
+        hits = hits_of(mountpoint)
         timer = threading.Timer(after, kill)
         timer.start()
         outcome = read_all(mountpoint, whole(order), 4, until=killed.is_set)
@@ -165,7 +159,7 @@ def test_daemons_killed_while_they_write_blocks_leave_whole_blocks(nginx: Nginx,
     chance, hits = random.Random(9), 0
     with mounted(source, tmp_path / "mnt", options) as root:  # leave blocks to find, however slow the machine is
         assert read_all(root, whole(values), 4).right == len(values)
-        wait_for(lambda: disk(root, "bytes_written") > bound / 2)
+        wait_for(lambda: on_disk(blocks) > bound / 2)
     for _ in range(KILLS):
         hits += mount_and_kill(source, tmp_path / "mnt", options, values, chance)
     assert hits > KILLS / 2, "hardly any block was found on disk: nothing was tested"
@@ -207,8 +201,8 @@ def test_two_daemons_share_a_directory_under_load(nginx: Nginx, tmp_path: Path) 
             over.set()
         watching.result()
         assert [(outcome.right, outcome.failed) for outcome in outcomes] == [(600, {})] * 2
-        assert disk(one, "hits") > 0
-        assert disk(two, "hits") > 0
+        assert hits_of(one) > 0
+        assert hits_of(two) > 0
     assert 0 < max(usages) <= bound
 
 
@@ -219,7 +213,7 @@ def test_a_damaged_block_on_disk_is_not_served(nginx: Nginx, tmp_path: Path) -> 
     options = f"cache_dir={tmp_path}/blocks"
     with mounted(source, tmp_path / "mnt", options) as root:
         assert read_all(root, whole(values), 8).right == len(values)
-        wait_for(lambda: disk(root, "bytes_written") >= sum(map(len, values)))
+        wait_for(lambda: on_disk(tmp_path / "blocks") >= sum(map(len, values)))
     files = [path for path in (tmp_path / "blocks").rglob("*") if path.is_file() and path.stat().st_size > 10_000]
     assert files
     for number, path in enumerate(files):
