@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from zarrfs.config import urls
@@ -224,31 +224,17 @@ def open_source(source: str, options: Options, child: bool = True) -> Store:
 def _plan_in_child(
     source: str, options: Options, meanwhile: Callable[[], object], forks: bool, content: bytes
 ) -> Plan:
-    reply = _ask_child([source], options, meanwhile, forks, content)
-    if "plans" in reply:
-        return _plan_of(reply["plans"][0])
-    if "usage" in reply:
-        raise UsageError(reply["usage"])
-    raise SourceError(reply["source"], reply["rule"], reply["entry"])
-
-
-def _ask_child(
-    sources: Sequence[str], options: Options, meanwhile: Callable[[], object], forks: bool, content: bytes = b""
-) -> dict[str, Any]:
-    """Let a child plan sources; return the answer of prepare.answer(). Raise SourceError if the child fails.
-
-    `content`: the bytes of the source, if the child cannot read them itself.
-    """
+    """Let a child plan a source. `content`: its bytes, if the child cannot read them itself."""
     from zarrfs.sources import child
 
     asked = {
-        "sources": sources, "options": dataclasses.asdict(options), "parent": os.getpid(),
+        "source": source, "options": dataclasses.asdict(options), "parent": os.getpid(),
         "content": b64encode(content).decode(),
     }  # fmt: skip
     try:
         started = child.start(json.dumps(asked).encode(), forks)
     except OSError as exc:
-        raise SourceError(sources[0], f"cannot start {sys.executable}: {exc.strerror}") from exc
+        raise SourceError(source, f"cannot start {sys.executable}: {exc.strerror}") from exc
     assert started.stdout is not None
     with started.stdout:
         try:
@@ -260,13 +246,13 @@ def _ask_child(
             raise
     status = started.wait()
     if status or not reply:
-        raise SourceError(sources[0], _death(status))
+        raise SourceError(source, _death(status))
     answer: dict[str, Any] = json.loads(reply)
-    return answer
-
-
-def _plan_of(about: dict[str, Any]) -> Plan:
-    return Plan(**about | {name: tuple(about[name]) for name in ("warnings", "blobs")})
+    if "usage" in answer:
+        raise UsageError(answer["usage"])
+    if "rule" in answer:
+        raise SourceError(**answer)
+    return Plan(**answer | {name: tuple(answer[name]) for name in ("warnings", "blobs")})
 
 
 def _death(status: int) -> str:

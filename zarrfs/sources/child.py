@@ -50,7 +50,7 @@ def _program(request: bytes) -> subprocess.Popen[bytes]:
 
 
 class Fork:
-    """A forked child, with the part of the interface of subprocess.Popen that sources._ask_child() uses.
+    """A forked child, with the part of the interface of subprocess.Popen that plan_source() uses.
 
     The caller must block the signals that end the child; the child unblocks them once it has handlers.
     """

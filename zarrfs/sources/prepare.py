@@ -32,7 +32,7 @@ from zarrfs.documents.compressed import is_zip
 from zarrfs.documents.data_files import why_no_source
 from zarrfs.documents.document import Document
 from zarrfs.documents.json_document import JsonDocument
-from zarrfs.documents.plan import Plan, discard
+from zarrfs.documents.plan import Plan
 from zarrfs.errors import SourceError, UsageError, message_line, reason_of
 from zarrfs.net.responses import too_large
 from zarrfs.references.parse import SLICED_MEMBERS
@@ -264,11 +264,10 @@ def _end(*_: object) -> None:
 
 
 def answer(request: bytes) -> bytes:
-    """Answer a request {"sources", "options", "parent", "content"}: {"plans"}, {"usage"}, or a SourceError in parts.
+    """Answer {"source", "options", "parent", "content"} with the parts of a plan, or of a SourceError, or {"usage"}.
 
-    If a source cannot be planned, the answer is its error, and the plans before it are discarded. This function
-    changes signal handlers and disables the garbage collector for good: call it only in a child of the process
-    `parent` that does nothing else.
+    This function changes signal handlers and disables the garbage collector for good: call it only in a child of the
+    process `parent` that does nothing else.
     """
     gc.disable()  # this process is short-lived, with millions of small objects and few cycles
     others = (signal.SIGINT, signal.SIGHUP)  # stay ignored if they are, as with nohup(1)
@@ -281,34 +280,18 @@ def answer(request: bytes) -> bytes:
     end_with_parent(asked["parent"], signal.SIGTERM)
     given = asked["options"]
     given |= {name: tuple(given[name]) for name, field in TABLE.items() if field.metadata["many"]}
-    plans: list[Plan] = []
-    reply: dict[str, Any] = {}
+    source = asked["source"]
     try:
-        for source in asked["sources"]:
-            reply = _answer_one(source, Options(**given), plans, b64decode(asked["content"]))
-            if reply:
-                break
-        else:
-            reply = {"plans": [dataclasses.asdict(plan) for plan in plans]}
-            plans = []
-        return json.dumps(reply).encode()
-    finally:
-        for plan in plans:
-            discard(plan)
-
-
-def _answer_one(source: str, options: Options, plans: list[Plan], content: bytes) -> dict[str, Any]:
-    """Add the plan of a source to `plans` and return {}; if that fails, return the answer with the error."""
-    try:
-        plans.append(_with_private(prepare(source, options, content)))
+        plan = _with_private(prepare(source, Options(**given), b64decode(asked["content"])))
+        reply = dataclasses.asdict(plan)
     except UsageError as exc:
-        return {"usage": str(exc)}
+        reply = {"usage": str(exc)}
     except SourceError as exc:
-        return {"source": exc.source, "rule": exc.rule, "entry": exc.entry}
+        reply = {"source": exc.source, "rule": exc.rule, "entry": exc.entry}
     except MemoryError:
         rule = "reading it takes more memory than there is"
-        return {"source": without_secrets(source), "rule": rule, "entry": None}
-    return {}
+        reply = {"source": without_secrets(source), "rule": rule, "entry": None}
+    return json.dumps(reply).encode()
 
 
 if __name__ == "__main__":
