@@ -15,14 +15,13 @@ from zarrfs.errors import IsDirectory, NotDirectory, NotFound
 from zarrfs.store.api import (
     Info,
     Kind,
-    Store,
     Value,
     check_key,
     join_key,
     name_rule,
     split_key,
 )
-from zarrfs.views.flat_arrays import DecodedView, File, FlatArrays, Part
+from zarrfs.views.flat_arrays import DecodedView, File, Part
 from zarrfs.views.hierarchy import Node
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON
@@ -64,10 +63,6 @@ class ArraysView(DecodedView):
     """
 
     name = "arrays"
-
-    def __init__(self, store: Store, budget: int) -> None:
-        """`budget`: bytes of decoded chunks to cache."""
-        super().__init__(store, FlatArrays(store, budget))
 
     # -- the Store protocol
 

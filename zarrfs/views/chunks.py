@@ -61,14 +61,8 @@ class Chunks:
     the array; items without a fixed size are objects. With `c_order` nothing is transposed.
     """
 
-    def __init__(
-        self, store: Store, node: Node, cache: DecodedCache, c_order: bool = False,
-        finish: Callable[[Array], Array] | None = None,
-    ) -> None:  # fmt: skip
-        """`node` is an array in `store`.
-
-        `finish` converts a decoded chunk before it is cached, in the thread that decodes.
-        """
+    def __init__(self, store: Store, node: Node, cache: DecodedCache, c_order: bool = False) -> None:
+        """`node` is an array in `store`."""
         assert isinstance(node.metadata, ArrayMetadata)
         self.node, self.array = node, node.metadata
         self._store, self._cache = store, cache
@@ -82,7 +76,6 @@ class Chunks:
         self.itemsize = self.array.dtype.itemsize
         self.size_of_chunk = self._stored.chunk_bytes  # bytes, decoded
         self.item = np.dtype((np.void, self.itemsize)) if self.itemsize else np.dtype(object)
-        self._finish = finish
         self._takes = self.size_of_chunk + KEPT + (self._sharding.index_length if self._sharding else 0)  # bytes
         self._external, self._ready = takes_child(self._stored), False
         self._token = next(_tokens)
@@ -196,8 +189,10 @@ class Chunks:
         if chunk.shape != self._grid.chunks:
             raise ReadError(key, f"a chunk of the shape {chunk.shape}, not {self._grid.chunks}")
         chunk = np.asarray(chunk, order="C")  # copied once here, in a thread, instead of at every read
-        if self._finish is not None:
-            return self._finish(chunk)
+        return self._finished(chunk)
+
+    def _finished(self, chunk: Array) -> Array:
+        """Return a decoded chunk as it is cached."""
         return chunk.view(self.item) if self.itemsize else chunk
 
     async def _get_ready(self) -> None:
@@ -333,7 +328,7 @@ class ChunkRow(Chunks):
 
     def __init__(self, store: Store, node: Node, cache: DecodedCache) -> None:
         """`node` is an array in `store`."""
-        super().__init__(store, node, cache, c_order=True, finish=self._cut)
+        super().__init__(store, node, cache, c_order=True)
         cut = tuple(map(min, self._grid.chunks, self._grid.shape))
         self._part = tuple(map(slice, cut))
         self._contiguous = cut[1:] == self._grid.chunks[1:]
@@ -344,7 +339,7 @@ class ChunkRow(Chunks):
     def plain(self) -> bool:
         return self._contiguous and super().plain
 
-    def _cut(self, chunk: Array) -> Array:
+    def _finished(self, chunk: Array) -> Array:
         return np.ascontiguousarray(part_of(chunk, self._part)).reshape(-1).view(self.item)
 
 

@@ -46,33 +46,17 @@ class File(NamedTuple):
     content: Hashable  # all that is not read from chunks
 
 
-class FlatArrays:
-    """The readers of the arrays of one store, with one bounded cache of decoded chunks."""
+class DecodedView(View):
+    """A view whose files consist of the decoded chunks of arrays, with one bounded cache of decoded chunks."""
 
-    def __init__(self, store: Store, budget: int, in_chunks: bool = False) -> None:
-        """`budget`: bytes of decoded chunks to cache. `in_chunks`: the readers have the order of FlatArray's
-        `in_chunks`."""
-        self._store, self._in_chunks = store, in_chunks
+    in_chunks = False  # the order of items in files, see FlatArray
+
+    def __init__(self, store: Store, budget: int) -> None:
+        """`budget`: bytes of decoded chunks to cache."""
+        super().__init__(store)
         self.cache = DecodedCache(budget)
         self._arrays: LRU[str, FlatArray] = LRU(_OPEN)
         heap()
-
-    def reader(self, node: Node) -> FlatArray:
-        """Return the reader of an array."""
-        from zarrfs.views.flat import FlatArray
-
-        found = self._arrays.use(node.path)
-        if found is None or found.chunks.node is not node:
-            found = self._arrays.put(node.path, FlatArray(self._store, node, self.cache, self._in_chunks))
-        return found
-
-
-class DecodedView(View):
-    """A view whose files consist of the decoded chunks of `arrays`."""
-
-    def __init__(self, store: Store, arrays: FlatArrays) -> None:
-        super().__init__(store)
-        self._arrays = arrays
 
     def opened(self, key: str, file: File) -> Value:
         """Open `file`, which is at `key`."""
@@ -80,7 +64,12 @@ class DecodedView(View):
 
     def reader(self, node: Node) -> FlatArray:
         """Return the reader of an array."""
-        return self._arrays.reader(node)
+        from zarrfs.views.flat import FlatArray
+
+        found = self._arrays.use(node.path)
+        if found is None or found.chunks.node is not node:
+            found = self._arrays.put(node.path, FlatArray(self.lower, node, self.cache, self.in_chunks))
+        return found
 
     @property
     def remote(self) -> bool:

@@ -19,7 +19,7 @@ from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import Info, Kind, Store, Value, check_key, name_rule
 from zarrfs.views import netcdf_header
-from zarrfs.views.flat_arrays import DecodedView, File, FlatArrays, Part
+from zarrfs.views.flat_arrays import DecodedView, File, Part
 from zarrfs.views.hierarchy import Node
 from zarrfs.zarr.errors import MetadataError
 
@@ -39,11 +39,11 @@ Build = Callable[[bytes, str], Awaitable[bytes]]
 class NetCDFView(DecodedView):
     """A store of one NetCDF-4 file. Arrays that NetCDF cannot represent are left out with a warning."""
 
-    name = "netcdf"
+    name, in_chunks = "netcdf", True
 
     def __init__(self, store: Store, name: str, budget: int, build: Build = netcdf_header.build) -> None:
         """`name`: of the file, without suffix; `budget`: bytes of decoded chunks to cache. `build` makes headers."""
-        super().__init__(store, FlatArrays(store, budget, in_chunks=True))
+        super().__init__(store, budget)
         self._name, self._build = name + SUFFIX, build
         self._making = trio.Lock()  # held by the task that makes the file
         self._made: File | None = None
@@ -135,7 +135,7 @@ class NetCDFView(DecodedView):
         inlined: dict[str, Inlined | str] = {}
 
         async def read(node: Node) -> None:
-            inlined[node.path] = await read_inlined(self.lower, node, self._arrays.cache)
+            inlined[node.path] = await read_inlined(self.lower, node, self.cache)
 
         await for_each(read, [node for node in nodes if is_inlined(node)])
         description = await trio.to_thread.run_sync(_described, self._name, nodes, inlined)

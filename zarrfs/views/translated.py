@@ -29,7 +29,7 @@ from zarrfs.views.hierarchy import Node, View
 from zarrfs.views.inner_chunks import Range, inner_entry
 from zarrfs.zarr import v2, v3
 from zarrfs.zarr.errors import MetadataError
-from zarrfs.zarr.jsontext import strict_json
+from zarrfs.zarr.jsontext import load_json, strict_json
 from zarrfs.zarr.model import ArrayMetadata
 from zarrfs.zarr.translation import translate
 
@@ -217,11 +217,16 @@ class TranslatedView(View):
         chunks: ChunkNames | None = None
         if isinstance(metadata, ArrayMetadata):
             translation = translate(metadata, self._version)
-            same = self._version == 3 and translation.keys == metadata.keys
-            documents = {self._names[0]: (node.text if same else b"") or strict_json(translation.document)}
+            document, text = translation.document, node.text
+            if self._version == 2 or metadata.generation != "v3" or document:
+                own = load_json(text) if self._version == 3 and text else {}
+                text = strict_json({**own, **document})
+            documents = {self._names[0]: text}
             chunks = ChunkNames(metadata, translation.keys, translation.inner)
         elif self._version == 3:
-            text = b"" if b"consolidated_metadata" in node.text else node.text
+            text = node.text
+            if b"consolidated_metadata" in text:
+                text = strict_json({k: v for k, v in load_json(text).items() if k != "consolidated_metadata"})
             documents = {"zarr.json": text or strict_json(v3.group_json(metadata))}
         else:
             documents = {".zgroup": strict_json(v2.GROUP_DOCUMENT)}

@@ -43,9 +43,7 @@ class ArrayMetadata:
     keys: KeyTemplate  # of chunks, relative to the array
     attributes: Mapping[str, JSON]
     dimension_names: tuple[str | None, ...] | None = None
-    storage_transformers: tuple[JSON, ...] = ()
     fill_object: JSON = None  # the fill value of a dtype without a fixed size, or that numpy lacks, as in the document
-    extensions: Mapping[str, JSON] = dataclasses.field(default_factory=dict)  # members of v3 that may be ignored
     keys_assumed: bool = False  # v2 without dimension_separator: old stores may nest chunks, see nested()
     decoders: dict[tuple[int, ...], Decoder] = dataclasses.field(
         default_factory=dict, init=False, compare=False, repr=False  # by shape of chunks, see codecs.decoder_of()
@@ -72,7 +70,6 @@ class GroupMetadata:
     generation: Generation
     attributes: Mapping[str, JSON]
     implied: bool = False
-    extensions: Mapping[str, JSON] = dataclasses.field(default_factory=dict)  # as of an array
 
 
 def nested(array: ArrayMetadata) -> KeyTemplate | None:

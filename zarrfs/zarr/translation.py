@@ -26,7 +26,7 @@ LAYOUT = "zarrfs.dtype"  # the attribute with the dtype, in the notation of v2, 
 class Translation(NamedTuple):
     """An array as it appears in Zarr v2 or v3."""
 
-    document: dict[str, JSON]  # the members of its document, `.zarray` or `zarr.json`
+    document: dict[str, JSON]  # the members of its document that differ from those of the source, or all of them
     keys: KeyTemplate  # of its chunks
     inner: Grid | None = None  # of its chunks, if these are the inner chunks of shards
 
@@ -49,8 +49,12 @@ def translate(array: ArrayMetadata, version: Version) -> Translation:
 
 
 def _translation(array: ArrayMetadata, version: Version) -> Translation:
-    module = v3 if version == 3 else v2
-    return Translation(module.array_json(array), module.chunk_keys(array))
+    if version == 2:
+        return Translation(v2.array_json(array), v2.chunk_keys(array))
+    keys = v3.chunk_keys(array)
+    if array.generation != "v3":
+        return Translation(v3.array_json(array), keys)
+    return Translation({} if keys == array.keys else {"chunk_key_encoding": v3.encoding(keys)}, keys)
 
 
 def _opaque(array: ArrayMetadata) -> ArrayMetadata:

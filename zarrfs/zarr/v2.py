@@ -65,10 +65,7 @@ def parse_array(document: dict[str, JSON], attributes: dict[str, JSON]) -> Array
 
 
 def array_json(array: ArrayMetadata) -> dict[str, JSON]:
-    """Return the members of the `.zarray` of an array. Raise MetadataError if v2 cannot express it.
-
-    Storage transformers are left out, because an ArrayMetadata has only those that need not be understood.
-    """
+    """Return the members of the `.zarray` of an array. Raise MetadataError if v2 cannot express it."""
     order, filters, compressor = _codecs(array)
     if array.dtype.name and array.generation != "v2":
         raise MetadataError(f"dtype {array.dtype.name}: Zarr v2 has no such type")

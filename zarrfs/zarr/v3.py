@@ -7,7 +7,6 @@ reader and as a writer; xarray's conventions for v2 and v3 (dimension names, _Fi
 from __future__ import annotations
 
 import base64
-import dataclasses
 import functools
 import math
 import struct
@@ -54,24 +53,18 @@ def parse_node(document: dict[str, JSON]) -> ArrayMetadata | GroupMetadata:
     if kind not in ("array", "group"):
         raise MetadataError("node_type: neither array nor group")
     attributes = node_attributes(document)
-    extensions = _extensions(document, _ARRAY_MEMBERS if kind == "array" else _GROUP_MEMBERS)
-    if kind == "group":
-        return GroupMetadata("v3", attributes, extensions=extensions)
-    return dataclasses.replace(_parse_array(document, attributes), extensions=extensions)
+    _check_members(document, _ARRAY_MEMBERS if kind == "array" else _GROUP_MEMBERS)
+    return GroupMetadata("v3", attributes) if kind == "group" else _parse_array(document, attributes)
 
 
-def _extensions(document: dict[str, JSON], known: Collection[str]) -> dict[str, JSON]:
-    """Return the members that need not be understood. Raise MetadataError for others that are not known."""
-    found = {}
+def _check_members(document: dict[str, JSON], known: Collection[str]) -> None:
+    """Raise MetadataError for members that are not known and have to be understood."""
     for name, value in document.items():
-        if name in known:
-            continue
-        if isinstance(value, dict) and value.get("must_understand") is False:
-            found[name] = value
+        ignored = isinstance(value, dict) and value.get("must_understand") is False
         # early releases of zarr-python 3 wrote these two members with empty values
-        elif value or name not in ("extensions", "consolidated_metadata"):
+        empty = not value and name in ("extensions", "consolidated_metadata")
+        if name not in known and not ignored and not empty:
             raise MetadataError(f"{name[:60]!r} must be understood, and is not known")
-    return found
 
 
 def _parse_array(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetadata:
@@ -89,10 +82,10 @@ def _parse_array(document: dict[str, JSON], attributes: dict[str, JSON]) -> Arra
     _check_shards(codecs, grid.chunks, 0)
     fill, fill_object = fillvalues.from_v3(required(document, "fill_value"), dtype)
     keys = _parse_encoding(required(document, "chunk_key_encoding"))
+    _check_transformers(document.get("storage_transformers") or [])
     return ArrayMetadata(
         "v3", grid.shape, grid, dtype, fill, codecs, keys, attributes,
-        _dimension_names(document.get("dimension_names"), len(grid.shape)),
-        _storage_transformers(document.get("storage_transformers") or []), fill_object,
+        _dimension_names(document.get("dimension_names"), len(grid.shape)), fill_object,
     )  # fmt: skip
 
 
@@ -191,21 +184,23 @@ def _dimension_names(value: JSON, ndim: int) -> tuple[str | None, ...] | None:
     return tuple(value)
 
 
-def _storage_transformers(value: JSON) -> tuple[JSON, ...]:
+def _check_transformers(value: JSON) -> None:
     if not isinstance(value, list):
         raise MetadataError("storage_transformers: not a list")
     for item in value:
         name, _configuration = named(item, "storage_transformers")
         if not isinstance(item, dict) or item.get("must_understand") is not False:
             raise MetadataError(f"storage transformer {name[:60]!r} must be understood, and is not known")
-    return tuple(value)
 
 
 # -- writing
 
 
 def array_json(array: ArrayMetadata) -> dict[str, JSON]:
-    """Return the members of the `zarr.json` of an array. Raise MetadataError if v3 cannot express it."""
+    """Return the members of a `zarr.json` for an array of another generation.
+
+    Raise MetadataError if v3 cannot express it.
+    """
     names, attributes = _dimensions(array)
     document: dict[str, JSON] = {
         "zarr_format": 3,
@@ -213,20 +208,20 @@ def array_json(array: ArrayMetadata) -> dict[str, JSON]:
         "shape": list(array.shape),
         "data_type": _data_type(array),
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(array.grid.chunks)}},
-        "chunk_key_encoding": _encoding(chunk_keys(array)),
+        "chunk_key_encoding": encoding(chunk_keys(array)),
         "fill_value": fillvalues.as_v3(array),
-        "codecs": _codecs(array),
+        "codecs": [_codec(spec) for spec in array.codecs],
         "attributes": attributes,
-        "storage_transformers": list(array.storage_transformers),
     }
+    check_v3_order(array)
     if names is not None:
         document["dimension_names"] = list(names)
-    return {**document, **array.extensions}
+    return document
 
 
 def group_json(group: GroupMetadata) -> dict[str, JSON]:
-    """Return the members of the `zarr.json` of a group."""
-    return {"zarr_format": 3, "node_type": "group", "attributes": dict(group.attributes), **group.extensions}
+    """Return the members of a `zarr.json` for a group of another generation."""
+    return {"zarr_format": 3, "node_type": "group", "attributes": dict(group.attributes)}
 
 
 def chunk_keys(array: ArrayMetadata) -> KeyTemplate:
@@ -243,7 +238,8 @@ def _default_keys(separator: str) -> KeyTemplate:
     return KeyTemplate("", "c" + separator, separator, "", "c")
 
 
-def _encoding(keys: KeyTemplate) -> JSON:
+def encoding(keys: KeyTemplate) -> JSON:
+    """Return the chunk_key_encoding for the result of chunk_keys()."""
     return {"name": "default" if keys.prefix else "v2", "configuration": {"separator": keys.separator}}
 
 
@@ -252,12 +248,6 @@ def _data_type(array: ArrayMetadata) -> JSON:
     if dtype.fields and (dtype.mixed or dtype.endian == "big"):
         raise MetadataError("fields of a structured data type are little-endian in Zarr v3")
     return dtypes.as_v3(dtype)
-
-
-def _codecs(array: ArrayMetadata) -> list[JSON]:
-    if array.generation != "v3":
-        check_v3_order(array)
-    return [_codec(spec) for spec in array.codecs]
 
 
 def _codec(spec: CodecSpec) -> JSON:
@@ -272,8 +262,6 @@ def _dimensions(array: ArrayMetadata) -> tuple[tuple[str | None, ...] | None, di
     """Return (dimension names, attributes) for v3. In v2, xarray stores the names in an attribute."""
     attributes = dict(array.attributes)
     names = attributes.get(v2.DIMENSIONS)
-    if array.generation == "v3" or array.dimension_names is not None:
-        return array.dimension_names, attributes
     if not isinstance(names, list) or len(names) != array.ndim or not all(isinstance(name, str) for name in names):
         return None, attributes
     del attributes[v2.DIMENSIONS]
