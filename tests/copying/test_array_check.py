@@ -22,9 +22,8 @@ from tests.conftest import DATA
 from tests.views.arraystores import read_array
 from tests.zarrsamples import SAMPLES, STORES
 from zarrfs.cli import main
-from zarrfs.copying.array_check import ArrayCheck, ArrayChecks
 from zarrfs.copying.check import check
-from zarrfs.copying.check_report import CheckReport
+from zarrfs.copying.check_report import ArrayCheck, CheckReport
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.zarr import DOCUMENTS
 
@@ -50,10 +49,9 @@ def checked(
 
     async def run() -> tuple[CheckReport, dict[str, ArrayCheck], Counter[str]]:
         store, report = Counting(str(path)), CheckReport()
-        arrays = ArrayChecks(store, decode, memory)
-        await check(store, key, report, LIMIT, arrays)
+        await check(store, key, report, memory, decode)
         await store.aclose()
-        return report, {array.path: array for array in arrays.arrays}, store.gets
+        return report, {array.path: array for array in report.arrays}, store.gets
 
     return trio.run(run)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -189,7 +190,15 @@ def test_links_are_counted_and_never_bad(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_cannot_be_listed_is_bad_and_the_rest_is_read(tmp_path: Path) -> None:
-    store, _targets = store_of(tmp_path, lambda writer: [writer.inline(f"{d}/x", b"1") for d in "abc"])
+    def fill(writer: IndexWriter) -> None:
+        for name in "abc":
+            writer.inline(f"{name}/x", b"1")
+        array = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0,
+                 "order": "C", "filters": None}  # fmt: skip
+        writer.inline("d/.zarray", json.dumps(array).encode())
+        writer.inline("d/0", b"too long")
+
+    store, _targets = store_of(tmp_path, fill)
 
     class Broken:
         def __getattr__(self, name: str) -> Any:
@@ -202,7 +211,7 @@ def test_a_directory_that_cannot_be_listed_is_bad_and_the_rest_is_read(tmp_path:
                 yield info
 
     report = checked(Broken())
-    assert (report.ok, [bad.key for bad in report.bad]) == (2, ["b"])
+    assert (report.ok, [bad.key for bad in report.bad]) == (3, ["b", "d/0"])
 
 
 def test_follow_resolves_links_inside_the_store(tmp_path: Path) -> None:

@@ -454,7 +454,8 @@ def test_a_broken_zarray_makes_errors_of_its_chunks_only(name: str, tmp_path: Pa
 
     report = ask(root, read)
     assert [entry for entry, _ in report.problems] == ["b/.zarray"]
-    assert (report.clean, report.ok, report.counts.total()) == (False, 6, 1)
+    assert not report.clean
+    assert "b" in [bad.key for bad in report.bad]
 
 
 def test_documents_with_bad_keys_are_left_out(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import pytest
 import trio
 
 from tests.views.arraystores import with_view
-from zarrfs.copying.array_check import ArrayChecks
 from zarrfs.copying.check import check as run_check
 from zarrfs.copying.check_report import CheckReport
 from zarrfs.errors import ReadError
@@ -162,7 +161,7 @@ def test_check_does_not_read_a_shard_index_larger_than_memory(tmp_path: Path) ->
 
     async def main() -> None:
         store, report = FileSystemStore(str(tmp_path)), CheckReport()
-        await run_check(store, "", report, MIB, ArrayChecks(store, True, MIB))
+        await run_check(store, "", report, MIB)
         await store.aclose()
         assert [(bad.kind, "an index of" in bad.reason) for bad in report.bad] == [("undecodable", True)]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import click
@@ -16,8 +15,7 @@ from zarrfs.config.values import human
 from zarrfs.errors import printable
 
 if TYPE_CHECKING:
-    from zarrfs.copying.array_check import ArrayCheck
-    from zarrfs.copying.check_report import CheckReport
+    from zarrfs.copying.check_report import ArrayCheck, CheckReport
 
 EPILOG = """\b
 Examples:
@@ -53,7 +51,6 @@ def check(
 
     With --shard several processes divide the files. Every share examines the metadata of arrays.
     """
-    from zarrfs.copying.array_check import ArrayChecks
     from zarrfs.copying.check import check
     from zarrfs.copying.check_report import CheckReport
     from zarrfs.documents.plan import Plan
@@ -63,31 +60,18 @@ def check(
     share, found, below = common.share(shard), CheckReport(keep=first), common.clean_key(key)
     memory = memory_limit(parsed.options) // 2
 
-    async def body(store: Store, plan: Plan) -> list[ArrayCheck]:
-        arrays = ArrayChecks(store, not no_decode, memory)
-        with watched(found, parsed.options.log_level == "error"):
-            await check(store, below, found, memory, arrays, share)
-        return arrays.arrays
+    async def body(store: Store, plan: Plan) -> None:
+        counts = lambda: meter.Counts(found.files, found.read, found.expected_files, found.expected_bytes)  # noqa: E731
+        with meter.displayed(counts, parsed.options.log_level == "error"):
+            await check(store, below, found, memory, not no_decode, share)
 
-    sys.exit(write_report(found, as_json, common.run_on_store(source, parsed, body)))
-
-
-def watched(report: CheckReport, quiet: bool) -> AbstractContextManager[None]:
-    """Show the progress of a check on the terminal during the body."""
-    return meter.displayed(
-        lambda: meter.Counts(report.files, report.read, report.expected_files, report.expected_bytes), quiet
-    )
-
-
-def write_report(report: CheckReport, as_json: bool, arrays: Sequence[ArrayCheck]) -> int:
-    """Write the report, with `arrays` in a table, to standard output; return the exit status."""
+    common.run_on_store(source, parsed, body)
     if as_json:
-        about = report.as_json() | ({"arrays": [array.as_json() for array in arrays]} if arrays else {})
-        sys.stdout.write(json.dumps(about) + "\n")
+        sys.stdout.write(json.dumps(found.as_json()) + "\n")
     else:
-        _write_arrays(arrays, report.keep)
-        _write_text(report)
-    return 0 if report.clean else 1
+        _write_arrays(found.arrays, first)
+        _write_text(found)
+    sys.exit(0 if found.clean else 1)
 
 
 def _write_arrays(arrays: Sequence[ArrayCheck], keep: int) -> None:
@@ -99,7 +83,7 @@ def _write_arrays(arrays: Sequence[ArrayCheck], keep: int) -> None:
     rows = [("array", "chunks", "decoded", "bad")]
     for array in arrays:
         if array.path not in left_out:
-            chunks = "?" if array.broken and not array.total else f"{array.chunks:,} of {array.total:,}"
+            chunks = "?" if array.array is None else f"{array.chunks:,} of {array.total:,}"
             rows.append((printable(array.path or "/"), chunks, f"{array.decoded:,}", f"{array.bad:,}"))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for name, *cells in rows:

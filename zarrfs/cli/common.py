@@ -158,8 +158,8 @@ shard_option = click.option(
 )  # fmt: skip
 
 
-def share(given: str | None) -> Share | None:
-    """Parse the value of --shard; None without one. Raise UsageError if it is invalid."""
+def share(given: str | None) -> Share:
+    """Parse the value of --shard; everything without one. Raise UsageError if it is invalid."""
     from zarrfs.config.shares import share_of
 
     return share_of(given)

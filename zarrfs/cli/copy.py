@@ -52,11 +52,10 @@ def copy(
     An entry that cannot be read, or that differs from one at DEST, is reported; the rest is copied, and the exit
     status is 1. Times, modes and holes are kept, owners and set-user-ID bits are not. Nothing at DEST is removed.
     """
-    from zarrfs.config.shares import WHOLE
     from zarrfs.copying.copy import CopyReport, copy_store
     from zarrfs.store.uri import path_of_uri
 
-    share, report = common.share(shard) or WHOLE, CopyReport()
+    share, report = common.share(shard), CopyReport()
     place = path_of_uri(source)
     if place is not None and os.path.isdir(place):
         tree = os.path.realpath(place)

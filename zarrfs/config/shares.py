@@ -30,10 +30,10 @@ class Share:
 WHOLE = Share(0, 1)
 
 
-def share_of(text: str | None) -> Share | None:
-    """Parse --shard: I/N with 0 <= I < N; None without the option. Raise UsageError for anything else."""
+def share_of(text: str | None) -> Share:
+    """Parse --shard: I/N with 0 <= I < N; everything without the option. Raise UsageError for anything else."""
     if text is None:
-        return None
+        return WHOLE
     match = _SHAPE.fullmatch(text)
     if match is None:
         raise UsageError(f"--shard {text}: expected I/N, such as 0/4, or $SLURM_PROCID/$SLURM_NTASKS")

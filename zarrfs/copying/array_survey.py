@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import trio
@@ -164,12 +164,14 @@ async def survey(store: Store, found: Survey, key: str = "", count: bool = True,
         found.nodes.clear()
 
 
-async def nodes_of(hierarchy: Hierarchy, key: str) -> AsyncIterator[Node]:
-    """Yield the nodes at or below `key`.
+async def nodes_of(
+    hierarchy: Hierarchy, key: str, failed: Callable[[Exception], None] | None = None
+) -> AsyncIterator[Node]:
+    """Yield the nodes at or below `key`, as Hierarchy.walk().
 
     Leave out dangling symbolic links of a source that keeps its links: they may have nothing to do with Zarr.
     """
-    async for node in hierarchy.walk(key):
+    async for node in hierarchy.walk(key, failed=failed):
         if node.problem != NOWHERE:
             yield node
 

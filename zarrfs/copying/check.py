@@ -1,171 +1,370 @@
-"""The check of a store: read every value, in bounded memory, and report values that cannot be read."""
+"""The check of a store: every value is read once, in bounded memory; chunks of arrays are decoded.
+
+Metadata documents are compared with their copies in consolidated metadata, and a file in the directory of an array
+that is no chunk of its grid is a fault.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import json
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from typing import Any
 
 import trio
 
+from zarrfs.concurrency.budget import MemoryBudget
 from zarrfs.config.shares import WHOLE, Share
-from zarrfs.copying.check_report import CheckReport
-from zarrfs.errors import NotDirectory, NotFound, ReadError, ZarrfsError
-from zarrfs.store.api import Info, Kind, Store
+from zarrfs.copying.array_survey import nodes_of
+from zarrfs.copying.check_report import BAD_METADATA, OUTSIDE, UNDECODED, ArrayCheck, CheckReport, Unsound
+from zarrfs.errors import NotDirectory, NotFound, ReadError, StoreError, ZarrfsError
+from zarrfs.store.api import Info, Kind, Store, join_key, split_key
 from zarrfs.store.traversal import PIECE, check_length, extents, follow, walk
-
-if TYPE_CHECKING:
-    from zarrfs.copying.array_check import ArrayChecks
+from zarrfs.system.buffers import Buffer
+from zarrfs.system.cpus import usable
+from zarrfs.views.hierarchy import Hierarchy, Node
+from zarrfs.zarr import DOCUMENTS
+from zarrfs.zarr.consolidated import consolidated
+from zarrfs.zarr.documents import DOCUMENT_MAX, is_litter
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.jsontext import load_json
+from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
 
 log = logging.getLogger(__name__)
 
 READERS = 16  # files read at the same time
+_V2_DOCUMENTS = (".zarray", ".zgroup", ".zattrs")
+_INLINE = 16 << 10  # bytes: decoding no more than these is faster than moving to a thread
 
 
 async def check(
-    store: Store, key: str, report: CheckReport, memory: int = 256 << 20, arrays: ArrayChecks | None = None,
-    share: Share | None = None,
-) -> None:  # fmt: skip
-    """Read `key`, or everything below it, and fill `report`; hold at most `memory` bytes of data.
-
-    `arrays` has a memory budget of its own. With a `share`, read only the files of that share; every share examines
-    the metadata of arrays and lists all directories.
-    """
-    await _expect(store, key, report, share or WHOLE)
-    if arrays is not None:
-        await arrays.find(key, report)
-
-    async def look(at: str, info: Info, piece: int) -> None:
-        if info.kind is Kind.SYMLINK:
-            await _check_link(store, at, report)
-        elif info.kind is Kind.FILE:
-            await _check_file(store, at, info, report, piece, arrays)
-        elif arrays is not None:
-            arrays.check_directory(at, report)
-
-    def unlisted(at: str, exc: Exception) -> None:
-        report.add(at, exc)
-
-    def passed(at: str) -> None:
-        if arrays is not None:
-            arrays.passed(at)
-
-    await _each(store, key, unlisted, memory, look, share, passed)
-    if arrays is not None:
-        await arrays.missing(report)
-    if share is None or not share.index:
-        await _count_absent_records(store, key, report)
-
-
-async def _each(
-    store: Store, key: str, failed: Callable[[str, Exception], None], memory: int,
-    look: Callable[[str, Info, int], Awaitable[None]], share: Share | None,
-    passed: Callable[[str], None],
-) -> None:  # fmt: skip
-    """Call `look(key, info, bytes per read)` for everything below `key`, or for `key` if it is no directory.
-
-    Several tasks do so. Call `failed` for directories that cannot be listed, and `passed` for keys of other shares.
-    """
-    piece = max(64 << 10, min(PIECE, memory // (2 * READERS)))
-    send, receive = trio.open_memory_channel[tuple[str, Info]](READERS)
-
-    async def reader(receive: trio.MemoryReceiveChannel[tuple[str, Info]]) -> None:
-        async with receive:
-            async for at, info in receive:
-                await look(at, info, piece)
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(READERS):
-            nursery.start_soon(reader, receive.clone())
-        receive.close()
-        async with send:
-            top = await store.info(key)
-            if top.kind is not Kind.DIRECTORY:
-                if share is None or share.has(key):
-                    await send.send((key, top))
-                return
-            async for at, info in walk(store, key, failed):
-                if share is None or share.has(at):
-                    await send.send((at, info))
-                else:
-                    passed(at)
-
-
-async def _count_absent_records(store: Store, key: str, report: CheckReport) -> None:
-    """Count the absent record files of a Parquet set. Called at the end, when all record files have been read."""
-    try:
-        found = await store.absences(key)
-    except ReadError as exc:
-        report.add(key, exc)
-    else:
-        report.absent_records = found.absent if found is not None else 0
-
-
-async def _expect(store: Store, key: str, report: CheckReport, share: Share) -> None:
-    """Set the expected counts, if the store knows them, and the entries that the compiler left out."""
-    if not key and (usage := await store.usage()).counted:
-        report.expected_files, report.expected_bytes = usage.files // share.count, usage.bytes // share.count
-    problems = [
-        (entry, rule)
-        for entry, rule in await store.problems()
-        if not key or entry == key or entry.startswith(key + "/")
-    ]
-    report.left_out, report.problems = len(problems), problems[: report.keep]
-
-
-async def _check_link(store: Store, key: str, report: CheckReport) -> None:
-    """Count a symbolic link. A dangling link is not an error, because its author may intend it."""
-    report.links += 1
-    try:
-        await follow(store, key)
-    except (NotFound, NotDirectory):
-        report.dangling += 1
-    except (ZarrfsError, OSError):
-        pass  # the entry with this error is reported itself
-
-
-async def _read(store: Store, key: str, info: Info, report: CheckReport, piece: int) -> None:
-    """Read the data of a file in pieces, without its holes."""
-    if info.size is None:
-        info = await store.info(key)
-    async for start, length in extents(store, key, info):
-        for at in range(start, start + length, piece):
-            wanted = min(piece, start + length - at)
-            data = await store.get(key, at, wanted)
-            report.read += len(data)
-            check_length(key, len(data), at, wanted)
-
-
-async def _check_file(
-    store: Store, key: str, info: Info, report: CheckReport, piece: int, arrays: ArrayChecks | None
+    store: Store, key: str, report: CheckReport, memory: int = 256 << 20, decode: bool = True, share: Share = WHOLE
 ) -> None:
-    bad: Exception | None = None
-    try:
-        if info.size is None:
-            info = await store.info(key)
-        if arrays is not None and arrays.whole(key, info.size or 0):
-            await arrays.look(key, info.size or 0, report)
+    """Read `key`, or everything below it, and fill `report`.
+
+    Hold at most `memory` bytes of data, and as many of chunks that are decoded. Read only the files of `share`; every
+    share examines the metadata of arrays and lists all directories.
+    """
+    await _Check(store, report, memory, decode).run(key, share)
+
+
+class _Check:
+    """One call of check()."""
+
+    def __init__(self, store: Store, report: CheckReport, memory: int, decode: bool) -> None:
+        self._store, self._report, self._memory, self._decode = store, report, memory, decode
+        self._piece = max(64 << 10, min(PIECE, memory // (2 * READERS)))
+        self._budget = MemoryBudget(memory)
+        self._threads = trio.CapacityLimiter(usable())
+        self._objects = trio.CapacityLimiter(1)  # one at a time: the memory that objects take is not known in advance
+        self._arrays: dict[str, ArrayCheck] = {}  # by the directory of their chunks
+        # by key of a document that consolidated metadata contains: the key of that metadata, the digest of the copy
+        self._copies: dict[str, tuple[str, bytes]] = {}
+        self._tops: list[tuple[str, str]] = []  # (group with consolidated metadata, file name of that metadata)
+
+    async def run(self, key: str, share: Share) -> None:
+        await self._expect(key, share)
+        await self._find_nodes(key)
+        send, receive = trio.open_memory_channel[tuple[str, Info]](READERS)
+        async with trio.open_nursery() as nursery:
+            for _ in range(READERS):
+                nursery.start_soon(self._look, receive.clone())
+            receive.close()
+            async with send:
+                async for at, info in self._entries(key):
+                    if share.has(at):
+                        await send.send((at, info))
+                    else:
+                        self._copies.pop(at, None)
+        for at, (by, digest) in self._copies.items():
+            if not _is_absence(at, digest) and not await self._is_linked(at):
+                self._report.add(at, Unsound(BAD_METADATA, f"is not there, but {by} has it"))
+        if not share.index:
+            await self._count_absent_records(key)
+
+    async def _expect(self, key: str, share: Share) -> None:
+        """Set the expected counts, if the store knows them, and the entries that the compiler left out."""
+        report = self._report
+        if not key and (usage := await self._store.usage()).counted:
+            report.expected_files, report.expected_bytes = usage.files // share.count, usage.bytes // share.count
+        problems = [
+            (entry, rule)
+            for entry, rule in await self._store.problems()
+            if not key or entry == key or entry.startswith(key + "/")
+        ]
+        report.left_out, report.problems = len(problems), problems[: report.keep]
+
+    async def _entries(self, key: str) -> AsyncIterator[tuple[str, Info]]:
+        top = await self._store.info(key)
+        if top.kind is Kind.DIRECTORY:
+            async for found in walk(self._store, key, self._report.add):
+                yield found
         else:
-            await _read(store, key, info, report, piece)
-    except (ZarrfsError, OSError) as exc:
-        bad = exc
-    except Exception as exc:
-        log.debug("%s: unexpected failure", key, exc_info=exc)
-        bad = exc
-    if arrays is not None:
-        misplaced = arrays.ended(key, bad is not None)
-        bad = bad or misplaced
-    if bad is None:
-        report.ok += 1
-    else:
-        report.add(key, bad, await _url_of(store, key))
+            yield key, top
+
+    async def _count_absent_records(self, key: str) -> None:
+        """Count the absent record files of a Parquet set, after all record files have been read."""
+        try:
+            found = await self._store.absences(key)
+        except ReadError as exc:
+            self._report.add(key, exc)
+        else:
+            self._report.absent_records = found.absent if found is not None else 0
+
+    # -- entries
+
+    async def _look(self, receive: trio.MemoryReceiveChannel[tuple[str, Info]]) -> None:
+        async with receive:
+            async for key, info in receive:
+                if info.kind is Kind.SYMLINK:
+                    await self._look_at_link(key)
+                elif info.kind is Kind.FILE:
+                    await self._look_at_file(key, info)
+                else:
+                    found, rest = self._array_of(key)
+                    if found is not None and found.index(rest) is not None:
+                        found.bad += 1
+                        self._report.add(key, Unsound("unreadable", "a directory lies in the place of a chunk"))
+
+    async def _look_at_link(self, key: str) -> None:
+        """Count a symbolic link. A dangling link is not an error, because its author may intend it."""
+        self._report.links += 1
+        try:
+            await follow(self._store, key)
+        except (NotFound, NotDirectory):
+            self._report.dangling += 1
+        except (ZarrfsError, OSError):
+            pass  # the entry with this error is reported itself
+
+    async def _look_at_file(self, key: str, info: Info) -> None:
+        found, rest = self._array_of(key)
+        index = None if found is None else found.index(rest)
+        name = split_key(key)[1]
+        is_chunk = found is not None and found.array is not None and rest not in DOCUMENTS and not is_litter(name)
+        bad: Exception | None = None
+        try:
+            if info.size is None:
+                info = await self._store.info(key)
+            if name in DOCUMENTS and self._is_copied(key) and (info.size or 0) <= min(DOCUMENT_MAX, self._memory // 2):
+                self._compare(key, await self._get(key, 0, info.size or 0))
+            elif found is not None and index is not None and found.decodes:
+                await self._decode_file(found, key, info.size or 0, index)
+                found.decoded += 1
+            else:
+                await self._read(key, info)
+            if is_chunk and found is not None and found.array is not None and index is None:
+                first = found.array.keys.key((0,) * found.array.ndim)
+                grid = f"the grid {list(found.array.grid.counts)}, whose first is {first}"
+                raise Unsound(OUTSIDE, f"no chunk of {grid}")  # noqa: TRY301
+        except Exception as exc:
+            if not isinstance(exc, ZarrfsError | OSError):
+                log.debug("%s: unexpected failure", key, exc_info=exc)
+            bad = exc
+        self._copies.pop(key, None)
+        if found is not None and is_chunk:
+            found.chunks += index is not None
+            found.bad += bad is not None
+        if bad is None:
+            self._report.ok += 1
+        else:
+            self._report.add(key, bad, await self._url_of(key))
+
+    async def _read(self, key: str, info: Info) -> None:
+        """Read the data of a file in pieces, without its holes."""
+        async for start, length in extents(self._store, key, info):
+            for at in range(start, start + length, self._piece):
+                await self._get(key, at, min(self._piece, start + length - at))
+
+    async def _get(self, key: str, start: int, length: int) -> Buffer:
+        data = await self._store.get(key, start, length)
+        self._report.read += len(data)
+        check_length(key, len(data), start, length)
+        return data
+
+    async def _url_of(self, key: str) -> str | None:
+        """Return the URL of the bytes of `key`, or of its first region; None if there is no URL."""
+        try:
+            where = await self._store.locate(key)
+        except (ZarrfsError, OSError):
+            return None
+        url: str | None = where.get("url") or next((part["url"] for part in where.get("regions", ())), None)
+        return url
+
+    # -- chunks
+
+    def _array_of(self, key: str) -> tuple[ArrayCheck | None, str]:
+        """Return (the array that contains a file, the file's key relative to it)."""
+        prefix, rest = split_key(key)
+        while self._arrays:
+            found = self._arrays.get(prefix)
+            if found is not None:
+                return found, rest
+            if not prefix:
+                break
+            prefix, name = split_key(prefix)
+            rest = f"{name}/{rest}"
+        return None, key
+
+    async def _decode_file(self, found: ArrayCheck, key: str, size: int, at: tuple[int, ...]) -> None:
+        """Decode the chunk with grid index `at`; a shard that does not fit in memory chunk by chunk."""
+        assert found.array is not None
+        sharding = found.sharding
+        if sharding is None or _memory_of(found.array, size) <= self._memory:
+            await self._decode_chunk(key, (0, size), found.array, at)
+            return
+        if sharding.index_length > self._memory:
+            raise Unsound(UNDECODED, f"an index of {sharding.index_length} bytes: memory_limit= is too low")
+        try:
+            start, _stop = sharding.index_range(size)
+            index = sharding.read_index(await self._get(key, start, sharding.index_length), size)
+            for number, place in enumerate(itertools.product(*map(range, sharding.per_shard))):
+                if (where := index[number]) is not None:
+                    steps = zip(at, sharding.per_shard, place, strict=True)
+                    inner = tuple(shard * count + within for shard, count, within in steps)
+                    await self._decode_chunk(key, where, sharding.inner, inner)
+        except MetadataError as exc:
+            raise Unsound(UNDECODED, str(exc)) from exc
+
+    async def _decode_chunk(
+        self, key: str, where: tuple[int, int], array: ArrayMetadata, index: tuple[int, ...]
+    ) -> None:
+        """Decode the chunk with grid index `index`, which is stored at `where` = (start, length) of a file."""
+        from zarrfs.zarr.codecs import decode_chunk_at
+
+        memory = _memory_of(array, where[1])
+        if memory > self._memory:
+            raise Unsound(UNDECODED, f"{where[1]} bytes of a chunk of {array.chunk_bytes}: memory_limit= is too low")
+        await self._budget.take(memory)
+        try:
+            data = await self._get(key, *where)
+            if array.dtype.itemsize and array.chunk_bytes + len(data) <= _INLINE:
+                decode_chunk_at(array, data, index)
+            else:
+                limiter = self._threads if array.dtype.itemsize else self._objects
+                await trio.to_thread.run_sync(decode_chunk_at, array, data, index, limiter=limiter)
+        except MetadataError as exc:
+            raise Unsound(UNDECODED, str(exc)) from exc
+        finally:
+            self._budget.give(memory)
+
+    # -- metadata
+
+    async def _find_nodes(self, key: str) -> None:
+        """Find the arrays at or below `key`, or the array that contains it; report invalid metadata."""
+        hierarchy = Hierarchy(self._store)
+
+        def failed(exc: Exception) -> None:
+            log.debug("%s: not examined: %s", key, exc)  # it is reported where it is read or listed
+
+        try:
+            above, _rest = await hierarchy.find(key)
+            async for node in nodes_of(hierarchy, above.path if above.leaf else key, failed):
+                if node.leaf:
+                    self._add_array(node)
+                elif isinstance(node.metadata, GroupMetadata):
+                    await self._add_copies(node)
+                elif node.problem is not None:
+                    self._report.add(node.documents[0], Unsound(BAD_METADATA, node.problem))
+        except (ZarrfsError, OSError) as exc:
+            self._report.add(getattr(exc, "key", key), exc)
+
+    def _add_array(self, node: Node) -> None:
+        from zarrfs.zarr.codecs import check_codecs, sharding_of
+
+        if node.problem is not None and split_key(node.documents[0])[1] == "meta":
+            return  # other programs write files of this name, too
+        array = node.metadata if isinstance(node.metadata, ArrayMetadata) else None
+        found = self._arrays[node.chunks] = ArrayCheck(node.path, array)
+        self._report.arrays.append(found)
+        if array is None:
+            found.bad += 1
+            at = node.documents[0] if node.documents else node.path
+            self._report.add(at, Unsound(BAD_METADATA, str(node.problem)))
+        elif self._decode:
+            if reasons := check_codecs(array):
+                found.bad, found.note = 1, "; ".join(reasons)
+                self._report.add(node.path, Unsound(UNDECODED, f"{found.note}: chunks are only read"))
+                return
+            found.sharding = sharding_of(array)
+            if _memory_of(array if found.sharding is None else found.sharding.inner, 0) > self._memory:
+                found.note = f"chunks of {array.chunk_bytes} bytes do not fit in memory_limit=: they are only read"
+            found.decodes = found.note is None
+
+    async def _add_copies(self, group: Node) -> None:
+        """Record the copies of documents below a group in its consolidated metadata."""
+        assert isinstance(group.metadata, GroupMetadata)
+        for name in ("zarr.json",) if group.metadata.generation == "v3" and group.documents else (".zmetadata",):
+            key = join_key(group.chunks, name)
+            try:
+                found = consolidated(name, await self._store.get(key, 0, DOCUMENT_MAX))
+            except StoreError:  # not there, or a directory
+                continue
+            except MetadataError as exc:
+                self._report.add(key, Unsound(BAD_METADATA, str(exc)))
+                continue
+            if found is None:
+                continue
+            self._tops.append((group.chunks, name))
+            for path, documents in found.items():
+                for document, value in documents.items():
+                    if path or document != "zarr.json":  # the group's own zarr.json contains no copy of itself
+                        where = join_key(join_key(group.chunks, path) if path else group.chunks, document)
+                        self._copies.setdefault(where, (key, _digest(value)))
+
+    def _is_copied(self, key: str) -> bool:
+        """Return whether consolidated metadata contains the document `key`, or should."""
+        prefix, name = split_key(key)
+        return key in self._copies or any(
+            not top or prefix == top or prefix.startswith(top + "/")
+            for top, by in self._tops
+            if (name in _V2_DOCUMENTS if by == ".zmetadata" else name == "zarr.json" and prefix != top)
+        )
+
+    def _compare(self, key: str, data: Buffer) -> None:
+        """Compare a document with its copy in consolidated metadata."""
+        try:
+            own = _digest(load_json(data))
+        except MetadataError as exc:
+            raise Unsound(BAD_METADATA, str(exc)) from exc
+        by, digest = self._copies.get(key, ("", None))
+        if digest is None and not _is_absence(key, own):
+            raise Unsound(BAD_METADATA, "consolidated metadata does not have it")
+        if digest is not None and own != digest:
+            raise Unsound(BAD_METADATA, f"differs from {by}")
+
+    async def _is_linked(self, key: str) -> bool:
+        """Return whether a document exists behind a symbolic link: its own, or one of a directory above it."""
+        try:
+            return await follow(self._store, key) is not None
+        except (NotFound, NotDirectory):
+            return False
+        except (ZarrfsError, OSError):
+            return True  # the entry with this error is reported itself
 
 
-async def _url_of(store: Store, key: str) -> str | None:
-    """Return the URL of the bytes of `key`, or of its first region; None if there is no URL."""
-    try:
-        where = await store.locate(key)
-    except (ZarrfsError, OSError):
-        return None
-    url: str | None = where.get("url") or next((part["url"] for part in where.get("regions", ())), None)
-    return url
+def _is_absence(key: str, digest: bytes) -> bool:
+    """Return whether a document means the same as no document: a .zattrs without attributes."""
+    return split_key(key)[1] == ".zattrs" and digest == _digest({})
+
+
+def _digest(document: Any) -> bytes:
+    """Return a digest of a document's content, without the consolidated metadata in it."""
+    if isinstance(document, dict):
+        document = {name: value for name, value in document.items() if name != "consolidated_metadata"}
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
+
+
+def _memory_of(array: ArrayMetadata, size: int) -> int:
+    """Return the bytes of memory that decoding a chunk of `size` bytes takes. Filters make copies.
+
+    Memory for objects, and for text that a codec of another package parses, is not known in advance and not counted.
+    """
+    from zarrfs.zarr.codecs import decoder_of
+    from zarrfs.zarr.representation import OBJECTS_LIMIT
+
+    if not array.dtype.itemsize:
+        return size
+    limit = decoder_of(array).limit
+    return size + 2 * (array.chunk_bytes if limit >= OBJECTS_LIMIT > array.chunk_bytes else limit)

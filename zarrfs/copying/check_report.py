@@ -5,15 +5,17 @@ from __future__ import annotations
 import bisect
 import collections
 import dataclasses
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zarrfs.errors import NotFound, ReadError, ZarrfsError
 
+if TYPE_CHECKING:
+    from zarrfs.zarr.codecs import Sharding
+    from zarrfs.zarr.model import ArrayMetadata
+
+BAD_METADATA, UNDECODED, OUTSIDE = "bad metadata", "undecodable", "outside grid"
 # the values of ReadError.kind and Unsound.kind
-BAD_KINDS = (
-    "missing", "unreadable", "wrong hash", "out of range", "changed", "bad metadata", "undecodable",
-    "outside grid",
-)  # fmt: skip
+BAD_KINDS = ("missing", "unreadable", "wrong hash", "out of range", "changed", BAD_METADATA, UNDECODED, OUTSIDE)
 
 
 class Unsound(ZarrfsError):
@@ -34,6 +36,36 @@ class Bad(NamedTuple):
 
 
 @dataclasses.dataclass
+class ArrayCheck:
+    """The findings in one array."""
+
+    path: str
+    array: ArrayMetadata | None  # None: its metadata is invalid
+    chunks: int = 0  # files of chunks of the grid that were checked, also those that could not be read
+    decoded: int = 0  # chunks that were decoded
+    bad: int = 0  # all faults: of the metadata, of chunks, and files outside the grid
+    note: str | None = None  # why chunks are not decoded
+    decodes: bool = False  # whether its chunks are decoded
+    sharding: Sharding | None = None
+
+    def index(self, rest: str) -> tuple[int, ...] | None:
+        """Return the grid index of the chunk with a key relative to the array; None if there is none."""
+        return None if self.array is None else self.array.keys.index(rest, self.array.grid)
+
+    @property
+    def total(self) -> int:
+        """The number of chunks of the grid."""
+        return 0 if self.array is None else self.array.grid.size
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the array as JSON."""
+        return {
+            "path": self.path, "chunks_total": self.total, "chunks": self.chunks, "decoded": self.decoded,
+            "bad": self.bad, "note": self.note,
+        }  # fmt: skip
+
+
+@dataclasses.dataclass
 class CheckReport:
     """The counts and failures of a check, updated while it runs."""
 
@@ -42,6 +74,7 @@ class CheckReport:
     read: int = 0  # bytes
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # bad entries, by kind
     bad: list[Bad] = dataclasses.field(default_factory=list)  # in key order
+    arrays: list[ArrayCheck] = dataclasses.field(default_factory=list)
     links: int = 0  # symbolic links
     dangling: int = 0  # dangling links: not an error
     left_out: int = 0  # entries that the document's compiler refused
@@ -80,6 +113,7 @@ class CheckReport:
             "links_dangling": self.dangling,
             "bad": [bad._asdict() for bad in self.bad],
             "problems": [{"entry": entry, "rule": rule} for entry, rule in self.problems],
+            **({"arrays": [array.as_json() for array in self.arrays]} if self.arrays else {}),
         }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, suppress
 from typing import NamedTuple, cast
 
@@ -13,7 +13,7 @@ import trio
 
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import for_each
-from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, StoreError, TargetChanged
+from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, StoreError, TargetChanged, ZarrfsError
 from zarrfs.store.api import Info, Kind, Store, WrappingStore, join_key, split_key
 from zarrfs.store.traversal import NOWHERE, follow
 from zarrfs.system.buffers import Buffer
@@ -124,10 +124,13 @@ class Hierarchy:
         child = await self._at(join_key(group.path, name))
         return child is not None and bool(child.documents)
 
-    async def walk(self, prefix: str = "", links: bool = False) -> AsyncIterator[Node]:
+    async def walk(
+        self, prefix: str = "", links: bool = False, failed: Callable[[Exception], None] | None = None
+    ) -> AsyncIterator[Node]:
         """Yield the node at `prefix` and all below it, groups before their children, without listing chunks.
 
-        Groups behind symbolic links are left out unless `links`; a group then appears once for each path to it.
+        Groups behind symbolic links are left out unless `links`; a group then appears once for each path to it. If a
+        group cannot be listed, raise the error, or pass it to `failed` and skip the rest of the group.
         """
         first = await self.node(prefix)
         if first is None:
@@ -135,14 +138,19 @@ class Hierarchy:
         yield first
         stack = [] if first.leaf else [self._looked_up(first)]
         while stack:
-            async for node in stack[-1]:
-                if node.leaf or links or not self._behind_link(node):
-                    yield node
-                    if not node.leaf:
-                        stack.append(self._looked_up(node))
-                        break
-            else:
+            try:
+                node = await anext(stack[-1], None)
+            except (ZarrfsError, OSError) as exc:
+                if failed is None:
+                    raise
+                failed(exc)
+                node = None
+            if node is None:
                 stack.pop()
+            elif node.leaf or links or not self._behind_link(node):
+                yield node
+                if not node.leaf:
+                    stack.append(self._looked_up(node))
 
     def _behind_link(self, group: Node) -> bool:
         return self._draft is None and group.chunks != group.path
