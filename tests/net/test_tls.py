@@ -27,7 +27,6 @@ from cryptography.x509.oid import NameOID
 from tests.conftest import PROGRAM
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
-from zarrfs.net import tls
 from zarrfs.net.http import HttpSystem
 from zarrfs.net.reach import Trust
 from zarrfs.store.remotefiles import RemoteFiles
@@ -177,7 +176,6 @@ def test_a_variable_that_names_no_certificates_is_an_error(
 ) -> None:
     """The variable is no error where its certificates are not needed, as without TLS."""
     monkeypatch.setenv(variable, "/nope/ca.pem")
-    monkeypatch.setattr(tls, "_plain_contexts", {})
     url = "s3://b/x" if endpoint else f"{server()}/x"
     storage = {"s3": {"anon": True, "endpoint_url": endpoint}}
     given = Options(retries=0, wait_for_outages="none", storage=storage)

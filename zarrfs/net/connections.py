@@ -21,17 +21,17 @@ from zarrfs.errors import AccessDenied
 from zarrfs.net.addresses import is_public, not_public, note_met
 from zarrfs.net.proxies import Proxy, tunnel
 from zarrfs.net.responses import Transient
-from zarrfs.net.tls import Resumable, Tls, context_of, encrypted, tls_error
+from zarrfs.net.tls import Tls, context_of, tls_error
 from zarrfs.net.transport import Connection
 
-_IDLE = 15.0  # seconds for which an idle connection is kept, and between two searches for older ones
+_IDLE = 15.0  # seconds for which an idle connection is kept at least, and between two searches for older ones
 _KEPT = 256  # the greatest number of idle connections, of all servers together
 _NEXT = 0.25  # seconds until the next address of a name is tried in parallel
 _ADDRESSES = 60.0  # seconds for which the addresses of a name are cached
 
 
 class Server:
-    """A server as it is reached with one set of options: its addresses and its idle connections.
+    """A server as it is reached with one set of options, and its addresses.
 
     `guarded`: connect to public addresses only. `name` is a host name or an address, without brackets.
     """
@@ -44,28 +44,24 @@ class Server:
         self.host = f"[{name.partition('%')[0]}]" if ":" in name else name
         if port != (443 if scheme == "https" else 80):
             self.host += f":{port}"
-        self.idle: list[tuple[Connection, float]] = []  # with the time since when; the oldest first
-        self.forgotten = False  # its connections are not kept any more
         self._lookup = trio.Lock()
         self._addresses: list[tuple[socket.AddressFamily, Any]] = []
         self._looked_up = -math.inf
-        self._session: Resumable | None = None  # TLS session of the connection that was closed last
 
     async def connect(self, where: str, patience: float) -> Connection:
         """Make a new connection. `where` is for messages, `patience` the timeout of the request in seconds.
 
         Raise AccessDenied, ReadError, Transient, OSError.
         """
-        connection = Connection(await self._socket(where, patience), False)
+        connection = Connection(await self._socket(where, patience))
         try:
             if self.proxy is not None and not self.forwarded:
                 await self._through(self.proxy, connection, where, patience)
             if self.scheme == "https":
-                try:
-                    secure = await encrypted(connection.sock, self.tls, self.name, where, self._session)
-                except ssl.SSLError as exc:
-                    raise tls_error(exc, where) from exc
-                connection = Connection(secure, True)
+                await connection.encrypt(await context_of(self.tls, where), self.name)
+        except ssl.SSLError as exc:
+            connection.close()
+            raise tls_error(exc, where) from exc
         except BaseException:
             connection.close()
             raise
@@ -81,18 +77,6 @@ class Server:
             raise Transient(f"{proxy}: no answer within {patience:g} s") from exc
         except OSError as exc:
             raise Transient(f"{proxy}: {exc.strerror or exc}") from exc
-
-    async def get_ready(self, where: str) -> None:
-        """Load the certificates that the first connection needs."""
-        if self.scheme == "https":
-            await context_of(self.tls, where)
-
-    def close(self, connection: Connection) -> None:
-        """Close a connection that has received an answer, and keep its TLS session for the next connection."""
-        if self.scheme == "https":
-            assert isinstance(connection.sock, ssl.SSLSocket)
-            self._session = connection.sock.context, connection.sock.session
-        connection.close()
 
     async def _socket(self, where: str, patience: float) -> socket.socket:
         """Return a socket that is connected to the first address of the server, or of its proxy, that answers."""
@@ -137,63 +121,52 @@ class Pool:
     """The idle connections of one client."""
 
     def __init__(self) -> None:
-        self._servers: set[Server] = set()  # servers that have idle connections
-        self._kept = 0  # idle connections
+        self._idle: list[tuple[Server, Connection, float]] = []  # with the time since when; the oldest first
         self._sweeping: trio.CancelScope | None = None  # of the task that closes old ones
+        self._closed = False
 
     async def take(self, server: Server, where: str, patience: float) -> tuple[Connection, bool]:
         """Return (an idle connection or else a new one, whether it was used before)."""
-        while server.idle:
-            connection, since = server.idle.pop()
-            self._kept -= 1
-            if time.monotonic() - since < _IDLE and connection.is_quiet():
-                return connection, True
-            server.close(connection)
+        for at in reversed(range(len(self._idle))):
+            if self._idle[at][0] is server:
+                _, connection, _ = self._idle.pop(at)
+                if connection.is_quiet():
+                    return connection, True
+                connection.close()
         return await server.connect(where, patience), False
 
     def give(self, server: Server, connection: Connection) -> None:
         """Keep a connection for the next request, or close it. Its last answer must have been received to the end."""
-        if self._kept >= _KEPT or connection.ahead or server.forgotten:
-            server.close(connection)
+        if self._closed or connection.ahead:
+            connection.close()
             return
-        server.idle.append((connection, time.monotonic()))
-        self._servers.add(server)
-        self._kept += 1
+        self._idle.append((server, connection, time.monotonic()))
+        if len(self._idle) > _KEPT:
+            self._close_oldest()
         if self._sweeping is None:
             self._sweeping = trio.CancelScope()
             in_background(self._sweep, self._sweeping)
 
-    def forget(self, server: Server) -> None:
-        """Close the idle connections of a server, and stop keeping others."""
-        server.forgotten = True
-        self._drop(server, math.inf)
-
     def close(self) -> None:
-        """Close idle connections."""
-        self.close_idle(math.inf)
+        """Close idle connections, and from now on all that are given back."""
+        self._closed = True
+        while self._idle:
+            self._close_oldest()
         if self._sweeping is not None:
             self._sweeping.cancel()
-
-    def close_idle(self, before: float) -> None:
-        """Close the connections that have been idle since `before`, on the monotonic clock."""
-        for server in list(self._servers):
-            self._drop(server, before)
 
     async def _sweep(self, scope: trio.CancelScope) -> None:
         """Close connections that have been idle for too long, until there are none."""
         with scope:
-            while self._kept:
+            while self._idle:
                 await trio.sleep(_IDLE)
-                self.close_idle(time.monotonic() - _IDLE)
+                while self._idle and self._idle[0][2] <= time.monotonic() - _IDLE:
+                    self._close_oldest()
         self._sweeping = None
 
-    def _drop(self, server: Server, before: float) -> None:
-        while server.idle and server.idle[0][1] <= before:
-            connection, _ = server.idle.pop(0)
-            self._kept -= 1
-            server.close(connection)
-        if not server.idle:
-            self._servers.discard(server)
+    def _close_oldest(self) -> None:
+        _, connection, _ = self._idle.pop(0)
+        connection.close()
 
 
 # -- sockets

@@ -1,12 +1,10 @@
-"""TLS on non-blocking sockets: contexts, handshakes and errors."""
+"""Contexts of TLS: which certificates are trusted and presented; and its errors."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import os
-import socket
 import ssl
 from typing import NamedTuple
 
@@ -16,9 +14,6 @@ from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net.certificates import check_variables
 from zarrfs.net.responses import Transient
 
-Resumable = tuple[ssl.SSLContext, ssl.SSLSession | None]  # OpenSSL resumes a session in its own context only
-
-WAITS = (BlockingIOError, ssl.SSLWantReadError)  # raised if there is nothing to receive yet
 # Reasons in OpenSSL's errors if the server rejects the certificate of the client, or wants one.
 _ABOUT_CLIENT = (
     "CERTIFICATE_REQUIRED", "ALERT_BAD_CERTIFICATE", "ALERT_CERTIFICATE", "ALERT_UNKNOWN_CA", "ACCESS_DENIED",
@@ -32,35 +27,6 @@ class Tls(NamedTuple):
     verify: bool = True
     certificate: str = ""  # of the client, with its key unless that has a file of its own
     key: str = ""
-
-
-async def encrypted(
-    sock: socket.socket, tls: Tls, name: str, where: str, earlier: Resumable | None = None
-) -> ssl.SSLSocket:
-    """Return a TLS connection to the server `name` over `sock`, which is closed with it, or if this fails.
-
-    The `earlier` session is resumed unless certificates have been read again since. Raise ReadError
-    and OSError, which includes ssl.SSLError.
-    """
-    with contextlib.ExitStack() as closing:
-        closing.callback(sock.close)
-        context = await context_of(tls, where)
-        session = earlier[1] if earlier is not None and earlier[0] is context else None
-        made = context.wrap_socket(
-            sock, server_hostname=name, do_handshake_on_connect=False, suppress_ragged_eofs=False, session=session
-        )
-        closing.callback(made.close)
-        while True:
-            try:
-                made.do_handshake()
-            except WAITS:
-                await trio.lowlevel.wait_readable(made)
-            except ssl.SSLWantWriteError:
-                await trio.lowlevel.wait_writable(made)
-            else:
-                break
-        closing.pop_all()
-    return made
 
 
 def tls_error(exc: ssl.SSLError, where: str) -> Exception:
@@ -79,29 +45,21 @@ async def context_of(tls: Tls, where: str) -> ssl.SSLContext:
     """Return the context for `tls`; read its files again if they have changed. Raise ReadError if that fails."""
     authorities = os.environ.get("SSL_CERT_FILE", "") if tls.verify else ""
     named = [path for path in (authorities, tls.certificate, tls.key) if path]
-    if not named and tls in _plain_contexts:
-        return _plain_contexts[tls]
     if tls.verify:
         check_variables("http", where)
-
-    def make() -> ssl.SSLContext:
-        return _made(tls, authorities, tuple(os.stat(path).st_mtime_ns for path in named))
-
     try:
-        found = await trio.to_thread.run_sync(make)
+        return await trio.to_thread.run_sync(lambda: _made(tls, authorities, tuple(map(_changed, named))))
     except OSError as exc:  # includes ssl.SSLError
         rule = f"{' or '.join(named) or 'certificates'}: cannot be used: {exc.strerror or exc}"
         raise ReadError(where, rule) from exc
-    if not named:
-        _plain_contexts[tls] = found
-    return found
 
 
-_plain_contexts: dict[Tls, ssl.SSLContext] = {}  # contexts without files of their own: at most two
+def _changed(path: str) -> int:
+    return os.stat(path).st_mtime_ns
 
 
 @functools.lru_cache(32)
-def _made(tls: Tls, _authorities: str, _changed: tuple[int, ...]) -> ssl.SSLContext:
+def _made(tls: Tls, _authorities: str, _times: tuple[int, ...]) -> ssl.SSLContext:
     context = ssl.create_default_context()  # with the authorities of the system, or of $SSL_CERT_FILE
     context.set_alpn_protocols(["http/1.1"])
     if not tls.verify:

@@ -16,9 +16,9 @@ import trio
 from zarrfs.net import messages
 from zarrfs.net.messages import CHUNKED, LINE_MAX, TO_THE_END, BadAnswer, Head
 from zarrfs.net.responses import Transient
-from zarrfs.net.tls import WAITS
 from zarrfs.system.buffers import Buffer, unfilled
 
+_WAITS = (BlockingIOError, ssl.SSLWantReadError)  # raised if there is nothing to receive yet
 _FIRST = 16 << 10  # bytes that are received in one call until the body begins
 _LOW = 1 << 20  # bytes of a long body that the kernel gathers before it wakes the reader
 _RECORD = 17 << 10  # bytes of the longest TLS record, of which OpenSSL may hold a part already
@@ -38,8 +38,8 @@ class Connection:
 
     __slots__ = ("_low", "_steps", "ahead", "sock", "tls")
 
-    def __init__(self, sock: socket.socket, tls: bool) -> None:
-        self.sock, self.tls = sock, tls
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock, self.tls = sock, False
         self.ahead = b""  # bytes that were received, but not returned yet
         self._low = 1  # bytes that the kernel gathers before the socket is readable: SO_RCVLOWAT
         self._steps = 0  # since the connection last waited
@@ -47,6 +47,22 @@ class Connection:
     def close(self) -> None:
         """Close the socket immediately. TLS sends no close_notify, because that may have to wait for the server."""
         self.sock.close()
+
+    async def encrypt(self, context: ssl.SSLContext, name: str) -> None:
+        """Speak TLS with the server `name` from now on. Raise OSError, which includes ssl.SSLError."""
+        self.sock = secure = context.wrap_socket(
+            self.sock, server_hostname=name, do_handshake_on_connect=False, suppress_ragged_eofs=False
+        )
+        self.tls = True
+        while True:
+            try:
+                secure.do_handshake()
+            except _WAITS:
+                await self._wait(1)
+            except ssl.SSLWantWriteError:
+                await trio.lowlevel.wait_writable(secure)
+            else:
+                return
 
     async def send(self, data: bytes) -> None:
         """Send all of `data`."""
@@ -65,7 +81,7 @@ class Connection:
         while True:
             try:
                 return self.sock.recv(most)
-            except WAITS:
+            except _WAITS:
                 await self._wait(1)
 
     async def read(self, size: int) -> bytearray:
@@ -78,7 +94,7 @@ class Connection:
                 try:
                     with view[got:] as rest:
                         count = self.sock.recv_into(rest)
-                except WAITS:
+                except _WAITS:
                     await self._wait(size - got)
                     continue
                 if not count:
@@ -135,7 +151,7 @@ class Connection:
             socket.socket.recv(self.sock, 1, socket.MSG_PEEK)  # for TLS, peek at the encrypted bytes
             if self.tls:
                 self.sock.recv(1)  # the bytes may be just a TLS session ticket
-        except WAITS:
+        except _WAITS:
             return True
         except (OSError, ValueError):
             pass

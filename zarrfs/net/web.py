@@ -25,7 +25,7 @@ from zarrfs.net.messages import Head, body_length
 from zarrfs.net.reach import Trust
 from zarrfs.net.responses import Transient
 from zarrfs.net.storeoptions import configuration
-from zarrfs.net.tls import tls_error
+from zarrfs.net.tls import context_of, tls_error
 from zarrfs.net.transport import Body, Connection, Cut
 from zarrfs.net.weboptions import WebOptions, basic, from_netrc, lines, proxy_of, web_options
 
@@ -118,7 +118,7 @@ class Response:
             if keep:
                 self._pool.give(self._server, self._connection)
             else:
-                self._server.close(self._connection)
+                self._connection.close()
 
     def close(self) -> None:
         """Close the connection."""
@@ -132,7 +132,7 @@ class Web:
         self._trust, self._anonymous = trust, anonymous
         self._timeout = options.request_timeout
         self._pool = Pool()
-        self._sites: LRU[object, _Site] = LRU(_SITES, lambda site: self._pool.forget(site.server))
+        self._sites: LRU[object, _Site] = LRU(_SITES)
         self._final: LRU[str, tuple[str, float]] = LRU(_REMEMBERED)  # by URL: (where it leads, when to forget that)
         self._jar: http.cookiejar.CookieJar | None = None
         self.answer_all: dict[str, bool] = {}  # by server: whether it has a page for every name
@@ -189,13 +189,13 @@ class Web:
     async def get_ready(self, url: str) -> None:
         """Load what the first request for `url` would load."""
         where = without_secrets(url)
-        await self._hop(url, None, where).site.server.get_ready(where)
+        server = self._hop(url, None, where).site.server
+        if server.scheme == "https":
+            await context_of(server.tls, where)
 
     def close(self) -> None:
         """Close the connections that are not in use."""
         self._pool.close()
-        for site in self._sites.values():
-            site.server.forgotten = True
 
     # -- places
 
