@@ -151,22 +151,20 @@ class Web:
         if remembered:
             hops.append(self._hop(final, first, where))
         redirected, lasting = False, True  # lasting: all redirects that were followed may be remembered
-        began = time.monotonic()
+        most = first.site.options.redirects
         while True:
             try:
                 response = await self._send(method, hops, more, where)
-            except BaseException as exc:  # a cancellation is a timeout only if it is late
-                if remembered and (isinstance(exc, Exception) or time.monotonic() - began > self._timeout / 2):
-                    self._final.pop(url, None)
+            except BaseException:
+                self._final.pop(url, None)
                 raise
-            try:
-                if remembered and (response.status >= 500 or response.status in _DENIALS):
-                    self._final.pop(url, None)  # the next attempt goes to the original place
-                if response.status in _DENIALS and remembered:
+            if remembered and response.status >= 400:
+                self._final.pop(url, None)  # the next attempt goes to the original place
+                if response.status in _DENIALS:
                     await response.release()
                     remembered, hops = False, hops[:1]
                     continue
-                most = first.site.options.redirects
+            try:
                 onward = self._onward(response, hops, where) if most else None
                 if onward is None:
                     if redirected and lasting and response.status < 300 and hops[-1].url != url:
@@ -199,25 +197,19 @@ class Web:
 
     # -- places
 
-    def _hop(self, url: str, first: Hop | None, where: str) -> Hop:
-        """Return the hop for a URL as a user writes it. `first` is the hop that led to it by redirects, else None."""
-        match = _PLAIN.fullmatch(url)
-        if match is None:
-            return self._hop_of(self._parsed(url, where), first, where)
-        scheme, name, port, target = match.groups()
-        number = int(port) if port else 443 if scheme == "https" else 80
-        return self._made(url, scheme, name.lower(), number, target, "", first, where)
-
-    def _hop_of(self, url: yarl.URL, first: Hop | None, where: str) -> Hop:
+    def _hop(self, url: str | yarl.URL, first: Hop | None, where: str) -> Hop:
+        """Return the hop for a URL. `first` is the hop that led to it by redirects, else None."""
         credentials = ""
-        if url.raw_user is not None:
-            credentials = lines({"Authorization": basic(url.user or "", url.password or "")})
-        name = (url.raw_host or "").lower()
-        return self._made(str(url), url.scheme, name, url.port or 0, url.raw_path_qs, credentials, first, where)
-
-    def _made(
-        self, url: str, scheme: str, name: str, port: int, target: str, credentials: str, first: Hop | None, where: str
-    ) -> Hop:  # fmt: skip
+        if isinstance(url, str) and (match := _PLAIN.fullmatch(url)):
+            scheme, name, given, target = match.groups()
+            port = int(given) if given else 443 if scheme == "https" else 80
+        else:
+            found = self._parsed(url, where) if isinstance(url, str) else url
+            url, scheme, name, port = str(found), found.scheme, found.raw_host or "", found.port or 0
+            target = found.raw_path_qs
+            if found.raw_user is not None:
+                credentials = lines({"Authorization": basic(found.user or "", found.password or "")})
+        name = name.lower()
         place = place_of(scheme, name, port)
         site = self._site(url, scheme, name, port, place, first, where)
         if first is None and site.options.params:
@@ -293,7 +285,7 @@ class Web:
             raise ReadError(where, f"is redirected to {onward.scheme}:, which is not HTTP")
         if web_place(onward) == web_place(base) and onward.raw_user is None and base.raw_user is not None:
             onward = onward.with_user(base.user).with_password(base.password)
-        return self._hop_of(onward, hops[0], where)
+        return self._hop(onward, hops[0], where)
 
     # -- one request
 
