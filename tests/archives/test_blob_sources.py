@@ -202,10 +202,7 @@ def helpers(flux: FakeFlux) -> list[int]:
     return [int(call.removeprefix("open ")) for call in flux.calls() if call.startswith("open ")]
 
 
-@pytest.mark.parametrize("a_round", [0, 4 << 20])
-def test_one_helper_loads_all_blobs(flux: FakeFlux, a_round: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """_ROUND bounds the bytes received before other tasks run; its value makes no difference."""
-    monkeypatch.setattr(flux_blobs, "_ROUND", a_round)
+def test_one_helper_loads_all_blobs(flux: FakeFlux) -> None:
     blobs = [os.urandom(size) for size in (100, 4096, 70_000, 3 << 20) for _ in range(15)] + [b""]
     for data in blobs:
         flux.store(data)
