@@ -13,10 +13,18 @@ from zarrfs.net.responses import Entry
 # The text that follows a link in a listing by nginx: the time in UTC, to the minute, and the size in bytes. A rounded
 # size (12K) does not match.
 _BESIDE = re.compile(r"\s+(\d\d-[A-Z][a-z]{2}-\d{4} \d\d:\d\d)\s+(\d{1,18})\s*")
-_TAG = re.compile(r"<(/?)([A-Za-z][^\s/>]*+)")
-_ATTRIBUTE = re.compile(r"""[\s/]*+([^\s/>][^\s/>=]*+)(?:\s*+=\s*+("[^"]*+"|'[^']*+'|[^\s>"'][^\s>]*+))?+""")
-_CLOSE = re.compile(r"[\s/]*+>")
-_RAW = {tag: re.compile(f"</{tag}", re.IGNORECASE) for tag in ("script", "style")}  # elements without tags in them
+_ATTRIBUTE = r"""[\s/]*+([^\s/>][^\s/>=]*+)(?:\s*+=\s*+("[^"]*+"|'[^']*+'|[^\s>"'][^\s>]*+))?+"""
+# Comments; elements without tags in them; tags; declarations. It follows the HTML tokeniser
+# (html.spec.whatwg.org, 13.2.5). One that does not end extends to the end of the page: html.parser looks for its end
+# again and again, which takes quadratic time for a hostile page.
+_MARKUP = re.compile(
+    r"<!--(?:-?>|.*?(?:-->|\Z))"
+    r"|<(script|style)(?=[\s/>]).*?(?:</\1[^>]*+>?|\Z)"
+    rf"|<(?P<closing>/?)(?P<tag>[a-z][^\s/>]*+)(?P<attributes>(?:{_ATTRIBUTE})*+)[\s/]*+(?P<end>>?)"
+    r"|<[!?/][^>]*+>?",
+    re.IGNORECASE | re.DOTALL,
+)
+_ATTRIBUTES = re.compile(_ATTRIBUTE)
 _HEAD = 16 << 10  # characters at the beginning of a page in which to look for its title
 _TITLE = re.compile(r"index of|directory|listing", re.IGNORECASE)
 
@@ -29,13 +37,13 @@ def listed(text: str, base: str) -> list[Entry] | None:
     other places may be those of the entries, if a proxy has changed the path; and a page that a server shows for every
     name may have a link to its home page.)
     """
-    page = _LinkParser(text)
+    title, links = _parsed(text)
     found: dict[str, Entry] = {}
     here = urlsplit(base)
     prefix = in_one_spelling(here.path if here.path.endswith("/") else here.path + "/")
     above = prefix[: prefix.rstrip("/").rfind("/") + 1]
     up = elsewhere = False
-    for link, beside in page.links:
+    for link, beside in links:
         there = urlsplit(urljoin(base, link))
         path = in_one_spelling(there.path)
         inside = there.netloc == here.netloc and path.startswith(prefix)
@@ -47,7 +55,7 @@ def listed(text: str, base: str) -> list[Entry] | None:
             up = up or path in (above, above.rstrip("/"))
         else:
             elsewhere = elsewhere or not inside or bool(rest)  # but not links that sort the listing: ?C=N
-    titled = _TITLE.search(page.title) is not None
+    titled = _TITLE.search(title) is not None
     listing = (titled and found) or ((titled or found) and (up or not elsewhere))
     return list(found.values()) if listing else None
 
@@ -62,95 +70,29 @@ def in_one_spelling(path: str) -> str:
 
 def is_titled(text: str) -> bool:
     """Return whether the title of a page says that it is a listing."""
-    return _TITLE.search(_LinkParser(text[:_HEAD]).title) is not None
+    return _TITLE.search(_parsed(text[:_HEAD])[0]) is not None
 
 
-class _LinkParser:
-    """The targets of the <a> elements of a page, and its title.
-
-    Tags are recognised as by the HTML tokeniser (html.spec.whatwg.org, 13.2.5). An unfinished tag or comment is not
-    scanned again from its second character: html.parser does so, and takes quadratic time for a hostile page.
-    """
-
-    def __init__(self, text: str) -> None:
-        self.links: list[tuple[str, str]] = []  # (link, text that follows it)
-        self._title: list[str] = []
-        self._in_title = False
-        self._link = ""
-        self._text: list[str] | None = None  # the text that follows the last link
-        at = 0
-        while at >= 0:
-            begin = text.find("<", at)
-            self._data(text[at:begin] if begin >= 0 else text[at:])
-            at = begin if begin < 0 else self._markup(text, begin)
-        self._end()
-
-    @property
-    def title(self) -> str:
-        """Return the text of the title."""
-        return "".join(self._title)
-
-    def _markup(self, text: str, begin: int) -> int:
-        """Read the tag or comment, or the text, that begins with the "<" at `begin`.
-
-        Return the offset of its end, -1 for the end of the page.
-        """
-        if text.startswith("<!--", begin):
-            last = text.find("-->", begin + 2)
-            return last if last < 0 else last + 3
-        name = _TAG.match(text, begin)
-        if name is None:
-            if text[begin + 1 : begin + 2] in ("!", "?", "/"):
-                return text.find(">", begin) + 1 or -1
-            self._data("<")
-            return begin + 1
-        tag = name[2].lower()
-        if name[1]:
-            self._end_tag(tag)
-            return text.find(">", name.end()) + 1 or -1
-        at, link = name.end(), ""
-        while attribute := _ATTRIBUTE.match(text, at):
-            at = attribute.end()
-            if tag == "a" and not link and attribute[1].lower() == "href":
-                value = attribute[2] or ""
-                link = html.unescape(value[1:-1] if value[:1] in ("'", '"') else value).strip()
-        end = _CLOSE.match(text, at)
-        if end is None:
-            return -1  # the page ends within a tag
-        self._start_tag(tag, link)
-        if end[0].endswith("/>"):
-            self._end_tag(tag)
-        elif tag in _RAW:
-            raw = _RAW[tag].search(text, end.end())
-            return raw.start() if raw else -1
-        return end.end()
-
-    def _start_tag(self, tag: str, link: str) -> None:
-        self._in_title = tag == "title"
+def _parsed(text: str) -> tuple[str, list[tuple[str, str]]]:
+    """Return the title of a page, and the targets of its <a> elements, each with the text between it and the next."""
+    title, before, at = "", "", 0  # the tag before, and where it ends
+    links: list[tuple[str, str]] = []
+    for markup in _MARKUP.finditer(text):
+        if markup["tag"] is None:
+            continue
+        if not markup["end"]:
+            break  # the page ends within a tag
+        tag = markup["closing"] + markup["tag"].lower()
+        if before == "title":
+            title += html.unescape(text[at : markup.start()]).strip()
+        elif before == "/a" and links and tag in ("a", "/pre"):
+            links[-1] = links[-1][0], html.unescape(text[at : markup.start()])
         if tag == "a":
-            self._end()
-            self._link = link
-        elif self._text is not None:
-            self._text.append("<")  # not the text of a listing by nginx
-
-    def _end_tag(self, tag: str) -> None:
-        self._in_title = False
-        if tag == "a":
-            self._text = []
-        elif tag == "pre":
-            self._end()
-
-    def _data(self, data: str) -> None:
-        if self._in_title:
-            self._title.append(html.unescape(data).strip())
-        elif self._text is not None:
-            self._text.append(html.unescape(data))
-
-    def _end(self) -> None:
-        """Finish the last link and store it."""
-        if self._link:
-            self.links.append((self._link, "".join(self._text or ())))
-        self._link, self._text = "", None
+            found = (match[2] for match in _ATTRIBUTES.finditer(markup["attributes"]) if match[1].lower() == "href")
+            value = next(found, None) or ""
+            links.append((html.unescape(value[1:-1] if value[:1] in ("'", '"') else value).strip(), ""))
+        before, at = tag, markup.end()
+    return title, [(link, beside) for link, beside in links if link]
 
 
 def _value(name: str, beside: str) -> Entry:
