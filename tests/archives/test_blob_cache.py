@@ -198,6 +198,16 @@ def test_a_foreign_directory_named_blobs_is_left_alone(tmp_path: Path, caplog: p
 
 
 def test_a_directory_that_cannot_be_written_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "cache").write_text("a file")
-    cached(tmp_path, DATA, b"two")
+    cache = tmp_path / "cache"
+    cache.write_text("a file")
+    remote(tmp_path / "db", [DATA, b"two"])
+
+    async def body(reader: BlobReader) -> None:
+        assert await whole(reader) == DATA
+        cache.unlink()
+        cache.mkdir()
+        assert await whole(reader, url_of(b"two"), 3) == b"two"
+
+    run(f"memory:/{tmp_path}/db", body, cache_dir=str(cache))
     assert len(caplog.messages) == 1
+    assert os.listdir(cache) == []  # nothing is written for a while

@@ -14,6 +14,7 @@ import functools
 import logging
 import os
 import stat
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +22,7 @@ import trio
 
 from zarrfs.archives.blobrefs import canonical, hash_of
 from zarrfs.archives.source_kinds import FLUX
-from zarrfs.cache.directory import BLOBS, CacheDirectory
+from zarrfs.cache.directory import BACK_OFF, BLOBS, CacheDirectory
 from zarrfs.cache.memory import BlockCache, arrived
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import for_each
@@ -77,6 +78,7 @@ class BlobReader(TargetReader):
         remote = [number for number, place in enumerate(self._places) if place.directory is None]
         self._remote = bool(remote)
         self._disk: CacheDirectory | None = None
+        self._disk_until = 0.0  # after a failure, nothing is written to it before this time
         if remote and options.cache_dir is not None:
             self._disk = CacheDirectory(options.cache_dir, options.cache_size)
             cached = self._place(os.path.join(options.cache_dir, BLOBS))
@@ -210,10 +212,14 @@ class BlobReader(TargetReader):
         _verified(place, blobref, data)
         if self._disk is None or place.directory is not None or not self._disk.fits(len(data)):
             return
+        if time.monotonic() < self._disk_until:
+            return
         try:
             self._disk.write(BLOBS, blobref, [data])
         except OSError as exc:
-            self._log_once(self._disk.path, f"cache_dir={self._disk.path}: {reason_of(exc)}; no blobs are cached")
+            self._disk_until = time.monotonic() + BACK_OFF
+            path = self._disk.path
+            self._log_once(path, f"cache_dir={path}: {reason_of(exc)}; nothing is cached for now")
 
     def _warn(self, failures: list[ReadError], blobref: str, place: _Place) -> None:
         """Log once for each failing place or bad blob that `place` was read instead."""

@@ -27,6 +27,7 @@ from zarrfs.system.buffers import Buffer, write_parts
 
 BLOCKS, BLOBS = "zarrfs-blocks-3", "blobs"
 MARK = ".zarrfs-cache"
+BACK_OFF = 30.0  # seconds without writes and leases after a failed write
 TOUCH = 60.0  # seconds: the precision of the time at which a file was last used
 LEFT = 1 << 30  # bytes of the disk that stay free; a tenth of a small one
 _KEPT = re.compile(r"[0-9a-f]{32}|sha1-[0-9a-f]{40}|sha256-[0-9a-f]{64}")

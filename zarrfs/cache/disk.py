@@ -23,7 +23,7 @@ from typing import TypeVar
 import xxhash
 
 from zarrfs.cache.block_request import BlockOnDisk
-from zarrfs.cache.directory import BLOCKS, TOUCH, CacheDirectory
+from zarrfs.cache.directory import BACK_OFF, BLOCKS, TOUCH, CacheDirectory
 from zarrfs.concurrency.lru import LRU
 from zarrfs.errors import reason_of
 from zarrfs.metrics.counters import COUNTS
@@ -34,7 +34,6 @@ from zarrfs.system.localfiles import read_cached
 log = logging.getLogger(__name__)
 
 UNIT = 256 << 10  # bytes of a target in which a run, a range of many values, is cut
-BACK_OFF = 30.0  # seconds without writes and leases after a failed write
 REPORT_AGAIN = 3600.0  # seconds after which the same warning is logged again
 SKEW = 300.0  # seconds by which the clocks of nodes may differ
 _HEAD = struct.Struct("<4sIQ")  # magic, length, XXH3 of the data, seeded with the name
