@@ -15,10 +15,10 @@ import hypothesis
 import pytest
 
 from tests import forkserver
-from tests.servers import azure, either_client, faulty, gcs, nginx, s3, sftp, signed_s3
+from tests.servers import azure, faulty, gcs, nginx, s3, sftp, signed_s3
 from zarrfs.metrics import counters
 
-__all__ = ["azure", "either_client", "faulty", "gcs", "nginx", "s3", "sftp", "signed_s3"]
+__all__ = ["azure", "faulty", "gcs", "nginx", "s3", "sftp", "signed_s3"]
 
 DATA = Path(__file__).parent / "data"
 PROGRAM = os.path.join(os.path.dirname(sys.executable), "zarrfs")

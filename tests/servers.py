@@ -552,15 +552,11 @@ def gcs() -> Iterator[GCS]:
          "-public-host", f"127.0.0.1:{port}", "-external-url", endpoint],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    patch = pytest.MonkeyPatch()
-    # otherwise gcsfs asks one of Google's servers, by another protocol, what kind of bucket this is
-    patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     try:
         assert _answers(port, process)
         _post(f"{endpoint}/storage/v1/b", b'{"name": "tests"}')
         yield GCS(endpoint, "tests", {"endpoint_url": endpoint, "token": "anon"})
     finally:
-        patch.undo()
         process.terminate()
         process.wait()
 
@@ -632,20 +628,3 @@ def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azure]:
     finally:
         process.terminate()
         process.wait()
-
-
-# -- clients
-
-
-@pytest.fixture(params=["obstore", "fsspec"])
-def either_client(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> str:
-    """Return the client that serves buckets; for "fsspec", hide obstore from tests and programs."""
-    client = str(request.param)
-    if client == "fsspec":
-        directory = tmp_path_factory.mktemp("without")
-        (directory / "sitecustomize.py").write_text("import sys\nsys.modules['obstore'] = None\n")
-        monkeypatch.setenv("PYTHONPATH", str(directory))
-        monkeypatch.setitem(sys.modules, "obstore", None)
-    return client

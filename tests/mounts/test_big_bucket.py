@@ -235,7 +235,7 @@ def test_a_truncated_page_without_a_token_is_not_the_end_of_a_listing(bucket: Bu
         assert sorted(await keys(store, "a03")) == sorted(key[2:] for key in ARRAY if key.startswith("x/a03"))
         system, path = await store.files.find("s3://b/x/a03/c")
         bucket.most = 10
-        with pytest.raises(ReadError, match="NextContinuationToken"):
+        with pytest.raises(ReadError, match="truncated"):
             await system.listing(path)
 
     using(bucket, check)
@@ -413,21 +413,7 @@ async def walked(store: FsspecStore, directory: str) -> list[str]:
     return names
 
 
-def test_a_google_bucket_is_listed_in_pages(bucket: Bucket) -> None:
-    """obstore sends the same list requests as for S3."""
-    bucket.keys = [f"x/{number:04}" for number in range(10_000)]
-
-    async def check(store: FsspecStore) -> None:
-        assert sorted(await keys(store)) == [key[2:] for key in bucket.keys]
-        assert bytes(await store.get("0312")) == b"abc"
-
-    using(GCS(bucket.endpoint, "b", {"endpoint_url": bucket.endpoint, "token": "anon"}), check)
-    assert len(bucket.pages) <= 20
-
-
-@pytest.mark.usefixtures("either_client")
 def test_a_google_emulator_is_listed_completely(gcs: GCS) -> None:
-    """The emulator ignores the key after which obstore wants a page; its other interface is then used instead."""
     names = sorted(f"a{number // 100:02}/{number % 100}" for number in range(1200))
     for name in names:
         gcs.put(f"x/{name}", b"abc")

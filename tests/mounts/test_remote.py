@@ -19,9 +19,9 @@ from tests.mounts.remotevalues import document as write_document
 from tests.mounts.test_clients import check_hierarchy
 from tests.mounts.test_samples import REFERENCES, files_below, sha256
 from tests.mounts.test_semantics import error_of
-from tests.servers import S3, Faulty, Nginx, either_client, faulty, nginx, s3
+from tests.servers import S3, Faulty, Nginx, faulty, nginx, s3
 
-__all__ = ["either_client", "faulty", "nginx", "proxy", "s3"]
+__all__ = ["faulty", "nginx", "proxy", "s3"]
 
 
 def publish_references(root: Path) -> None:

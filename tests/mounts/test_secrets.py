@@ -156,7 +156,6 @@ def assert_hidden(where: str, data: bytes | str, secrets: dict[str, str] | None 
         assert at < 0, f"{where}: shows {what}: ...{data[max(0, at - 200) : at + 40]!r}"
 
 
-@pytest.mark.usefixtures("either_client")
 def test_secrets_are_shown_nowhere(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "index"))
     user, signature = f"me:{MINE['the password in the source']}", MINE["the signature in the source"]

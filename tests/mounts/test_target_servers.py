@@ -7,15 +7,13 @@ import json
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.archives.compiled import blobref, file, put
 from tests.conftest import PROGRAM, run
 from tests.mounts.mounting import mounted
 from tests.mounts.test_semantics import error_of
-from tests.servers import GCS, Azure, Sftp, azure, either_client, gcs, sftp
+from tests.servers import GCS, Azure, Sftp, azure, gcs, sftp
 
-__all__ = ["azure", "either_client", "gcs", "sftp"]
+__all__ = ["azure", "gcs", "sftp"]
 
 VALUE = bytes(range(256)) * 40
 TEXT = b"a line of a blob\n" * 100
@@ -34,7 +32,6 @@ def test_targets_on_sftp_are_read(sftp: Sftp, tmp_path: Path) -> None:
         assert error_of((root / "none").read_bytes) == errno.EIO
 
 
-@pytest.mark.usefixtures("either_client")
 def test_targets_on_gcs_are_read(gcs: GCS, tmp_path: Path) -> None:
     gcs.put("target", VALUE)
     document = tmp_path / "set.json"

@@ -58,7 +58,6 @@ def test_the_size_is_found_without_range_support_and_for_an_empty_value(faulty: 
         using(check)
 
 
-@pytest.mark.usefixtures("either_client")
 @pytest.mark.parametrize("kind", ["nginx", "s3", "untold"])
 def test_the_error_of_a_short_target_has_its_size_and_the_requested_range(
     nginx: Nginx, faulty: Faulty, s3: S3, kind: str

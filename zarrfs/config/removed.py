@@ -24,7 +24,7 @@ OPTIONS: Mapping[str, str] = {
     "coalesce_size": "neighbouring ranges are fetched in requests of up to 4MiB",
     "part_size": "values larger than 4MiB are fetched in parallel parts of that size",
     "request_timeout": "set read_timeout=: one request may take a fifth of it",
-    "client": "obstore serves a bucket if it is installed (zarrfs[fast]) and supports the options given, else fsspec",
+    "client": "leave it out; zarrfs reads buckets by itself",
     "cache_validity": "a server is asked after an hour whether a file has changed, or by `zarrfs refresh --force`",
     "host_bytes": "set host_requests= to bound what one server sends",
     "stale": "reading a target that has changed fails; `zarrfs refresh`, or another mount, shows its new content",

@@ -24,10 +24,9 @@ KNOWN = frozenset(
 _SSH_FILES = ("known_hosts", "client_keys")
 _OBJECTS = {  # options whose value is an object (names and values), by the first name of their protocol
     "http": ("client_kwargs", "cookies", "headers", "params", "proxy_headers"),
-    "s3": ("client_kwargs", "config_kwargs", "s3_additional_kwargs"),
-    "gcs": ("session_kwargs",),
+    "s3": ("client_kwargs", "config_kwargs"),
 }
-_GCS_TOKENS = ("anon", "browser", "cache", "cloud", "google_default")  # values of token= that name a way to log in
+_GCS_TOKENS = ("anon", "cache", "cloud", "google_default")  # values of token= that name a way to log in
 _FILES = {  # options that name local files, by the first name of their protocol
     "http": ("client_cert", "client_key"), "gcs": ("token",), "sftp": _SSH_FILES, "ssh": _SSH_FILES,
 }  # fmt: skip

@@ -1,8 +1,7 @@
 """A check of the environment variables that name certificate authorities: a missing file is an error.
 
 OpenSSL ignores a missing file. Servers of a site would then be refused without a hint, or authorities would be trusted
-that the user did not choose. Sources: SSL_CTX_set_default_verify_paths(3) of OpenSSL; botocore and requests for their
-own variables.
+that the user did not choose. Source: SSL_CTX_set_default_verify_paths(3) of OpenSSL.
 """
 
 from __future__ import annotations
@@ -11,17 +10,10 @@ import os
 
 from zarrfs.errors import ReadError
 
-_OPENSSL = ("SSL_CERT_FILE", "SSL_CERT_DIR")
-_OF = {  # by the first name of a protocol: the variables that its clients read
-    "http": _OPENSSL, "s3": ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", *_OPENSSL),
-    "gcs": ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", *_OPENSSL),
-    "abfs": ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", *_OPENSSL),
-}  # fmt: skip
 
-
-def check_variables(family: str, where: str) -> None:
-    """Raise ReadError if a variable that clients of `family` use names nothing that can be read."""
-    for name in _OF[family]:
+def check_variables(where: str) -> None:
+    """Raise ReadError if a variable names nothing that can be read."""
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
         paths = os.environ.get(name, "").split(":" if name == "SSL_CERT_DIR" else "\0")
         if paths != [""] and not any(os.access(path, os.R_OK) for path in paths):
             reason = "cannot be read" if any(map(os.path.lexists, paths)) else "no such file or directory"

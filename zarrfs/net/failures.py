@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import time
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import trio
 
@@ -66,8 +66,6 @@ def failure(exc: Exception, where: str, timeout: float) -> Exception:
     if isinstance(exc, TimeoutError | trio.TooSlowError):
         return Transient(f"no answer within {timeout:g} s")
     if isinstance(exc, FileNotFoundError):
-        if _code(exc.__cause__) in _NO_BUCKETS:
-            return ReadError(where, BUCKET_RULE)
         return TargetMissing(where, "not found")
     certificate = _certificate(exc)
     if certificate:
@@ -76,25 +74,13 @@ def failure(exc: Exception, where: str, timeout: float) -> Exception:
     if kind == "SFTPNoSuchFile":  # of asyncssh
         return TargetMissing(where, "not found")
     if isinstance(exc, PermissionError) or kind in ("SFTPPermissionDenied", "PermissionDenied"):
-        return AccessDenied(where, _reason(exc), _answer(exc.__cause__, "ResponseMetadata").get("HTTPStatusCode"))
-    if isinstance(exc, OSError) and exc.errno is None and str(exc).startswith("Forbidden: "):  # of gcsfs
-        return AccessDenied(where, _reason(exc), 403)
+        return AccessDenied(where, _reason(exc))
     status = getattr(exc, "status", None) or getattr(exc, "status_code", None) or getattr(exc, "code", None)
-    if isinstance(exc, OSError) and status is None:  # of botocore, beneath s3fs
-        status = _answer(exc.__cause__, "ResponseMetadata").get("HTTPStatusCode")
-        if status == 409:  # another request for the key is under way
-            return Transient(_reason(exc), status=status)
-        if status in (301, 404, 410):  # another region, or codes unknown to s3fs: the key need not be absent
-            return ReadError(where, _reason(exc))
     if isinstance(status, int) and 400 <= status < 600:
-        # Azure's library quotes the whole answer in its message
-        reason = str(getattr(exc, "reason", "") or _reason(exc)) if _package(exc) == "azure" else _reason(exc)
         try:
-            raise_for_status(status, where, reason)
+            raise_for_status(status, where, _reason(exc))
         except (ReadError, Transient) as found:
             return found
-    if "Credentials" in kind:
-        return AccessDenied(where, _reason(exc))
     if isinstance(exc, ValueError) or (isinstance(exc, OSError) and exc.errno in _LASTING):
         return ReadError(where, _reason(exc))
     if isinstance(exc, OSError) or _package(exc) in _NETWORK:
@@ -109,26 +95,12 @@ def raise_from(found: Exception, exc: Exception) -> NoReturn:
     raise found from exc
 
 
-_NETWORK = (
-    "aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "gcsfs", "google", "azure", "asyncssh", "paramiko",
-)  # fmt: skip
+_NETWORK = ("aiohttp", "urllib3", "requests", "asyncssh", "paramiko")
 
 
 def _package(exc: BaseException) -> str:
     """Return the package that defines the type of an exception."""
     return type(exc).__module__.partition(".")[0]
-
-
-def _code(exc: BaseException | None) -> object:
-    """Return the code of an error of botocore or of Azure's library."""
-    return _answer(exc, "Error").get("Code") or getattr(exc, "error_code", None)
-
-
-def _answer(exc: BaseException | None, part: str) -> dict[str, Any]:
-    """Return a part of the response in an exception of botocore, which s3fs uses; {} for other exceptions."""
-    response = getattr(exc, "response", None)
-    found: dict[str, Any] = response.get(part, {}) if isinstance(response, dict) else {}
-    return found
 
 
 def _certificate(exc: BaseException) -> str:

@@ -45,13 +45,14 @@ _told: set[str] = set()  # servers that ignore ranges, which has been logged
 
 
 class HttpSystem(System):
-    """All web servers; a path is a URL. `anonymous` is the parameter of Web."""
+    """All web servers; a path is a URL."""
 
     sends_versions = True
 
-    def __init__(self, options: Options, trust: Trust, anonymous: bool = False) -> None:
+    def __init__(self, options: Options, trust: Trust, of_buckets: bool = False) -> None:
+        """`of_buckets`: URLs are signed for one method, values are as they are stored, and no password is sent."""
         self._trust, self._timeout, self._limit = trust, options.request_timeout, options.document_limit
-        self._web = Web(options, trust, anonymous)
+        self._web, self._of_buckets = Web(options, trust, of_buckets), of_buckets
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
         return await self._call(self._fetch, path, start, stop)
@@ -85,6 +86,15 @@ class HttpSystem(System):
     def identity(self, path: str) -> str:
         return identity.of_web(path, self._trust.given(path).options)
 
+    async def header(self, path: str, name: str) -> str:
+        """Return a header of the answer to HEAD, whatever its status; "" if the answer has none."""
+
+        async def ask(url: str) -> str:
+            async with await self._web.request("HEAD", url) as response:
+                return response.headers.get(name)
+
+        return await self._call(ask, path)
+
     async def get_ready(self, path: str) -> None:
         """Load what the first request would load."""
         await self._web.get_ready(path)
@@ -109,6 +119,8 @@ class HttpSystem(System):
         if start or stop is not None:
             more = f"Range: bytes={start}-{'' if stop is None else stop - 1}\r\n"
         async with await self._web.request("GET", url, more) as response:
+            if self._of_buckets:
+                response.headers.pop("content-encoding", None)  # of the value as it was stored
             return await self._received(response, url, start, stop)
 
     async def _received(self, response: Response, url: str, start: int, stop: int | None) -> Fetched:
@@ -159,6 +171,10 @@ class HttpSystem(System):
 
     async def _stat(self, url: str) -> Entry:
         async with await self._web.request("HEAD", url, slash=True) as response:
+            if self._of_buckets:
+                response.headers.pop("content-encoding", None)
+                _check_status(response, url)
+                return _entry(response, _length(response))
             if _is_directory(response):
                 return Entry("", True)
             size = _length(response)

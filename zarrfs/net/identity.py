@@ -7,10 +7,8 @@ parameters that are known to sign it are left out, and other parameters that loo
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Mapping
-from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from zarrfs.config.redaction import CREDENTIALS
@@ -69,36 +67,6 @@ def of_other(protocol: str, path: str, options: Mapping[str, object]) -> str:
     naming = _public(options)
     naming.pop("known_hosts", None)  # a local path, which may differ between machines
     return f"{protocol}://{path}{_digest(naming)}"
-
-
-def endpoint(family: str, options: Mapping[str, Any]) -> str:
-    """Return the endpoint of an object store from fsspec's options or the environment; "" for that of the provider."""
-    if family == "s3":
-        client = options.get("client_kwargs") or {}
-        found = options.get("endpoint_url") or client.get("endpoint_url")
-        found = found or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-        profile = aws_profile(options.get("profile"))  # which may name an endpoint
-        return str(found or (profile and f"profile {profile}") or "")
-    if family == "gcs":
-        return str(options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST") or "")
-    text = options.get("connection_string") or os.environ.get("AZURE_STORAGE_CONNECTION_STRING") or ""
-    given = connection_string(str(text))
-    account = options.get("account_name") or given.get("accountname")
-    account = account or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME") or ""
-    if host := options.get("account_host"):
-        return f"https://{host}"
-    return given.get("blobendpoint") or f"https://{account}.blob.{given.get('endpointsuffix', 'core.windows.net')}"
-
-
-def aws_profile(name: object) -> str:
-    """Return the AWS profile selected by the option `name` or, as in botocore, the environment; "" for none."""
-    return str(name or os.environ.get("AWS_DEFAULT_PROFILE") or os.environ.get("AWS_PROFILE") or "")
-
-
-def connection_string(text: str) -> dict[str, str]:
-    """Return the parts of a connection string of Azure, with lower-case names."""
-    parts = (part.partition("=") for part in text.split(";") if part)
-    return {name.strip().lower(): value for name, _, value in parts}
 
 
 def _query(query: str) -> str:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
 import os
 import re
 import secrets
-import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import trio
 
@@ -20,36 +16,27 @@ from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import redact_text, split_chain, without_secrets
 from zarrfs.errors import ReadError
-from zarrfs.net import bridge, identity, obstores
-from zarrfs.net.certificates import check_variables
+from zarrfs.net import bridge
+from zarrfs.net.buckets import Buckets
 from zarrfs.net.failures import failure
 from zarrfs.net.http import HttpSystem
 from zarrfs.net.reach import Trust
 from zarrfs.net.responses import System, Transient
+from zarrfs.net.services import SERVICES
 from zarrfs.net.systems import SSH, CoroutineSystem, ThreadSystem, other_host
-from zarrfs.net.weboptions import check_web_options, proxy_of_environment, shown_proxy
+from zarrfs.net.weboptions import check_web_options, configuration
 from zarrfs.system.memory import memory_limit
 
 if TYPE_CHECKING:
     from zarrfs.net.zipfiles import UrlReader
 
-_EXTRAS = {  # by protocol: the package that it needs, and the extra that installs this package
-    "s3": ("s3fs", "s3"), "gcs": ("gcsfs", "gcs"), "abfs": ("adlfs", "azure"), "sftp": ("sshfs", "sftp"),
-    "ssh": ("sshfs", "sftp"),
-}  # fmt: skip
 _ANONYMOUSLY = "(requested anonymously: no option names its bucket; -o allow=credentials, see docs/security.md)"
-_HOSTS = {"s3": "s3.amazonaws.com", "gcs": "storage.googleapis.com", "abfs": "blob.core.windows.net"}
-_AZURE_VARIABLES = tuple(  # variables from which adlfs takes credentials
-    f"AZURE_STORAGE_{name}" for name in ("ACCOUNT_KEY", "CONNECTION_STRING", "SAS_TOKEN", "CLIENT_ID")
-)
-_AZURE_OPTIONS = ("account_key", "connection_string", "sas_token", "client_id", "credential")
 _SERVER = re.compile(r"[^:/?#]+://[^/?#]*")
 _CONNECTING = 4  # threads that connect to one server; a thread that a caller has abandoned counts until it ends
+_ACCOUNT = re.compile(r"([^@/]+)@([^./]+)\.(?:dfs|blob)\.[^/]+")  # of abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/
 _LINKS = 8  # URLs chained by "::": archives within archives
-_METADATA_WAIT = 3.0  # seconds, as in Google's library
 _KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")  # as in ssh(1)
 _KEEPALIVE = 15.0  # seconds; after three without an answer the connection is lost
-_ONE_SHOT: dict[str, Any] = {"retries": {"total_max_attempts": 1}}  # the request queue retries
 
 
 class Openers:
@@ -63,19 +50,13 @@ class Openers:
         self._threads: dict[object, trio.CapacityLimiter] = {}
         check_web_options(options)
 
-    @functools.cached_property
-    def _fast(self) -> bool:
-        return obstores.available()
-
     async def get_ready(self, url: str) -> None:
         """Make the system of `url`, and import and start what its first request needs. Raise the errors of find()."""
         system, _ = await self.find(url)
         if isinstance(system, HttpSystem):
             await system.get_ready(url)
-        else:
+        elif isinstance(system, CoroutineSystem):
             await trio.to_thread.run_sync(bridge.start)
-            if self._fast:
-                await trio.to_thread.run_sync(importlib.import_module, "obstore.store")
 
     async def find(self, url: str) -> tuple[System, str]:
         """Return (the system that serves `url`, the path of `url` in it).
@@ -94,12 +75,8 @@ class Openers:
             if "web" not in self._systems:
                 self._systems["web"] = HttpSystem(self._options, self._trust)
             return self._systems["web"], url
-        if family in urls.BUCKETS and ":" in url.partition("://")[2].partition("/")[0].rpartition("@")[0]:
-            rule = "user:password@ is for servers: the keys of a bucket are storage options (docs/options.md)"
-            raise ReadError(without_secrets(url), rule)  # errors of libraries would show the password
-        path = obstores.store_path(protocol, url) if self._fast and family in urls.BUCKETS else None
-        if path is not None:
-            return self._fast_store(protocol, family, url), path
+        if family in urls.BUCKETS:
+            return self._bucket(protocol, family, url)
         if family == "ftp":  # fsspec's client takes errors for absent files, and replies to other requests for its own
             raise ReadError(without_secrets(url), "FTP is not supported: use HTTP or SFTP, or a mount of rclone")
         return await self._with_fsspec(url, protocol, family)
@@ -110,28 +87,30 @@ class Openers:
         if class_ is None:
             class_ = self._classes[protocol] = await trio.to_thread.run_sync(class_of, protocol, family)
         parts, path = parts_of(class_, family, url)  # options contain host, user, ...: each server has its system
-        options, personal = self._trust.given(url)
-        options = _kept_anonymous(family, {**parts, **options}, url)
+        options, _ = self._trust.given(url)
+        options = {**parts, **options}
         key = family, repr(sorted(options.items()))
-        if key not in self._systems:
-            _check_surroundings(family, options, url)
-        found = self._systems.get(key) or await self._make(key, protocol, options, personal)
+        found = self._systems.get(key) or await self._make(key, protocol, options)
         return found, path
 
-    def _fast_store(self, protocol: str, family: str, url: str) -> System:
-        """Return the system of obstore for the bucket of `url`, which falls back on that of fsspec."""
-        options, personal = self._trust.given(url)
-        options = _kept_anonymous(family, options, url)
-        key = "obstore", family, repr(sorted(options.items()))
+    def _bucket(self, protocol: str, family: str, url: str) -> tuple[System, str]:
+        path = url.partition("://")[2]
+        if ":" in path.partition("/")[0].rpartition("@")[0]:
+            rule = "user:password@ is for servers: the keys of a bucket are storage options (docs/options.md)"
+            raise ReadError(without_secrets(url), rule)
+        given, personal = self._trust.given(url)
+        options = {**(configuration(urls.names(family)) if personal else {}), **given}
+        if family == "abfs" and (account := _ACCOUNT.match(path)):
+            options["account_name"], path = account[2], account[1] + path[account.end() :]
+        key = family, repr(sorted(options.items())), personal
         if key not in self._systems:
-            _check_surroundings(family, options, url)
-
-            async def fallback() -> System:
-                return (await self._with_fsspec(url, protocol, family))[0]
-
-            hint = "" if personal else _ANONYMOUSLY
-            self._systems[key] = obstores.FastStore(self._options, protocol, dict(options), fallback, hint)
-        return self._systems[key]
+            try:
+                service = SERVICES[family](options)
+            except (ValueError, TypeError, AttributeError) as exc:
+                rule = f"cannot be used with these options: {exc}"
+                raise ReadError(without_secrets(url), rule) from exc
+            self._systems[key] = Buckets(self._options, protocol, service, "" if personal else _ANONYMOUSLY)
+        return self._systems[key], path
 
     async def aclose(self) -> None:
         """Close all systems."""
@@ -139,7 +118,7 @@ class Openers:
             _, system = self._systems.popitem()
             await system.aclose()
 
-    async def _make(self, key: object, protocol: str, options: dict[str, Any], personal: bool) -> System:
+    async def _make(self, key: object, protocol: str, options: dict[str, Any]) -> System:
         timeout, limit = self._options.request_timeout, self._options.document_limit
         family = urls.names(protocol)[0]
         threads = self._threads.setdefault(key, trio.CapacityLimiter(_CONNECTING))
@@ -169,8 +148,7 @@ class Openers:
                 raise ReadError(where, f"cannot be used with these options: {redact_text(str(exc))}") from exc
             system: System
             if fs.async_impl:
-                hint = "" if personal else _ANONYMOUSLY
-                system = CoroutineSystem(fs, protocol, timeout, limit, hint, connect if family in SSH else None)
+                system = CoroutineSystem(fs, protocol, timeout, limit, connect if family in SSH else None)
             else:
                 system = ThreadSystem(fs, protocol, timeout, limit)
             self._systems[key] = system
@@ -207,46 +185,6 @@ class Openers:
         return self._systems[key], path
 
 
-def _check_surroundings(family: str, options: Mapping[str, Any], url: str) -> None:
-    """Raise ReadError if the environment keeps a bucket from being read, for reasons that its clients do not report.
-
-    These are a SOCKS proxy and, if the bucket is reached over TLS, a variable that names missing certificates.
-    """
-    if family not in urls.BUCKETS:
-        return
-    endpoint, (proxy, variable) = identity.endpoint(family, options), _proxy(family, options)
-    if proxy.startswith("socks") and "proxies" not in (options.get("config_kwargs") or ()):
-        rule = "buckets are read through http:// and https:// proxies only; $NO_PROXY names hosts that need none"
-        raise ReadError(without_secrets(url), f"{variable}{shown_proxy(proxy)}: {rule}")
-    if (not endpoint or endpoint.startswith("https:")) and "verify" not in (options.get("client_kwargs") or ()):
-        check_variables(family, without_secrets(url))
-
-
-def _proxy(family: str, options: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the proxy of a bucket and its variable, as proxy_of_environment()."""
-    endpoint = identity.endpoint(family, options)
-    parts = urlsplit(endpoint if "://" in endpoint else f"https://{_HOSTS[family]}")
-    return proxy_of_environment(parts.scheme, parts.hostname or "")
-
-
-def _kept_anonymous(family: str, options: dict[str, Any], url: str) -> dict[str, Any]:
-    """Return `options`, with an addition that makes adlfs anonymous if they have anon=True.
-
-    adlfs takes keys from the environment even with anon=True, unless there is a connection string among the options.
-    Raise ReadError if no account is named.
-    """
-    granted = family == "abfs" and any(map(os.environ.get, _AZURE_VARIABLES))
-    if not granted or not options.get("anon") or any(map(options.get, _AZURE_OPTIONS)):
-        return options
-    if options.get("account_host") or not options.get("account_name"):
-        endpoint = identity.endpoint(family, options).partition("?")[0]  # the query may have a signature
-    else:
-        endpoint = f"https://{options['account_name']}.{_HOSTS[family]}"
-    if ";" in endpoint or endpoint.startswith("https://."):
-        raise ReadError(without_secrets(url), "no account of Azure is named (-o abfs.account_name=)")
-    return {**options, "connection_string": f"BlobEndpoint={endpoint}"}
-
-
 def class_of(protocol: str, family: str) -> Any:
     """Return fsspec's class for a protocol; call this in a thread, because it imports packages.
 
@@ -254,15 +192,12 @@ def class_of(protocol: str, family: str) -> Any:
     """
     import fsspec
 
-    if family == "gcs":  # else each request asks another server, by another protocol, for the kind of the bucket
-        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     try:
         return fsspec.get_filesystem_class(protocol)
     except ValueError:
         raise ReadError(f"{protocol}://", f"the protocol {protocol!r} is unknown") from None
     except ImportError as exc:
-        package, extra = _EXTRAS.get(family, ("", ""))
-        hint = f"{package}: pip install 'zarrfs[{extra}]'" if extra else str(exc)
+        hint = "sshfs: pip install 'zarrfs[sftp]'" if family in SSH else str(exc)
         raise ReadError(f"{protocol}://", f"{protocol} needs the package {hint}") from None
 
 
@@ -277,13 +212,6 @@ def parts_of(class_: Any, family: str, url: str) -> tuple[dict[str, Any], str]:
 
 
 def _file_system(protocol: str, family: str, options: dict[str, Any]) -> Any:
-    if family == "gcs" and not options.get("token"):
-        _look_for_metadata_server()
-    if family == "gcs" and (proxy := _proxy(family, options)[0]):  # trust_env= would also send passwords of ~/.netrc
-        url = proxy if "://" in proxy else f"http://{proxy}"
-        options["session_kwargs"] = {"proxy": url, **(options.get("session_kwargs") or {})}
-    if family == "s3":
-        options["config_kwargs"] = {**_ONE_SHOT, **options.get("config_kwargs", {})}
     # sshfs passes unknown options on to asyncssh, and has no cache of listings
     uncached = {} if family in SSH else {"use_listings_cache": False}
     given = {**ssh_defaults(), **options} if family in SSH else options
@@ -293,12 +221,6 @@ def _file_system(protocol: str, family: str, options: dict[str, Any]) -> Any:
         if type(exc).__name__ != "HostKeyNotVerifiable":
             raise
         raise unknown_key(protocol, options) from exc
-    if family == "s3":
-        fs.retries = 1
-        importlib.import_module("aiobotocore.session")  # an import during a request would block the loop
-    once = getattr(class_of(protocol, family)._request, "__wrapped__", None) if family == "gcs" else None
-    if once is not None:  # without the decorator that repeats a failed request for half a minute
-        fs._request = functools.partial(once, fs)
     return fs
 
 
@@ -318,12 +240,3 @@ def unknown_key(protocol: str, options: Mapping[str, Any]) -> ReadError:
         f"or name a file that has it (-o {protocol}.known_hosts=FILE)"
     )
     return ReadError(other_host(protocol, options), rule)
-
-
-def _look_for_metadata_server() -> None:
-    """Keep gcsfs from asking a metadata server for credentials if there is none: it would try for 20 to 40 s."""
-    address = os.environ.get("GCE_METADATA_IP", "169.254.169.254")
-    try:
-        socket.create_connection((address, 80), _METADATA_WAIT).close()
-    except OSError:
-        os.environ.setdefault("NO_GCE_CHECK", "true")

@@ -33,16 +33,16 @@ _CONNECTION: dict[str, tuple[str, ...]] = {
         "proxy", "proxy_auth", "proxy_headers", "ssl", "verify_ssl", "timeout", "allow_redirects",
         "max_redirects", "encoded",
     ),
-    "s3": ("endpoint_url", "use_ssl", "config_kwargs", "cache_regions"),
+    "s3": ("endpoint_url", "region", "verify", "config_kwargs"),
     "gcs": ("endpoint_url",),
     "abfs": ("account_name", "account_host"),
 }  # fmt: skip
 _CLIENT: dict[str, tuple[str, ...]] = {  # such options within client_kwargs=
     "http": ("proxy", "proxy_auth", "timeout", "trust_env"),
-    "s3": ("endpoint_url", "region_name", "use_ssl", "verify"),
+    "s3": ("endpoint_url", "region_name", "verify"),
 }
 _ANONYMOUS: dict[str, dict[str, Any]] = {
-    "s3": {"anon": True, "s3_additional_kwargs": {}},  # s3_additional_kwargs may have an encryption key
+    "s3": {"anon": True},
     "gcs": {"token": "anon"},
     "abfs": {"anon": True},
 }

@@ -43,7 +43,6 @@ class Page(NamedTuple):
     entries: list[tuple[str, Entry]]
     last: str  # the last key that the page covers: the next page begins after it
     more: bool  # whether there may be keys after these
-    within: str = ""  # if not "", the page and `more` are about this directory only
 
 
 class System(abc.ABC):
@@ -105,7 +104,7 @@ class System(abc.ABC):
         """Close connections and descriptors."""
 
 
-def checked_page(entries: list[tuple[str, Entry]], after: str, more: bool, where: str, within: str = "") -> Page:
+def checked_page(entries: list[tuple[str, Entry]], after: str, more: bool, where: str) -> Page:
     """Return the page of these keys. Raise ReadError unless they are in order and follow `after`."""
     before = after.encode("utf-8", "surrogateescape")
     for key, _ in entries:
@@ -113,7 +112,7 @@ def checked_page(entries: list[tuple[str, Entry]], after: str, more: bool, where
         if at <= before:
             raise ReadError(where, f"its listing is not in order: {key[:80]!r} came after {after[:80]!r}")
         before, after = at, key
-    return Page(entries, after, more, within)
+    return Page(entries, after, more)
 
 
 def too_large(where: str, limit: int) -> ReadError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import calendar
 import datetime
 import errno
-import functools
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar, cast
 
@@ -13,27 +12,23 @@ import trio
 
 from zarrfs.config import urls
 from zarrfs.config.redaction import without_secrets
-from zarrfs.config.urls import BUCKETS
-from zarrfs.errors import AccessDenied, ReadError, TargetMissing
+from zarrfs.errors import ReadError
 from zarrfs.net import bridge, identity
-from zarrfs.net.failures import BUCKET_RULE, failure, raise_from
-from zarrfs.net.http import web_host
-from zarrfs.net.responses import Entry, Fetched, Page, System, Transient, checked_page, too_large
+from zarrfs.net.failures import failure, raise_from
+from zarrfs.net.responses import Entry, Fetched, System, Transient, too_large
 
 T = TypeVar("T")
 
 _REQUESTS = 64  # requests of one system in flight; the deadline of the others starts when they are sent
 _THREADS = 16  # threads of one system, each with one request; the wait for a thread has a deadline of its own
 SSH = ("sftp", "ssh")  # names of one protocol
-PAGE = 1000  # keys of a flat listing in one request
-_CHUNK = 1 << 20  # bytes of a body that are read in one step
 
 
 class OnLoop:
     """Calls on fsspec's loop: a bounded number at a time, each with a deadline."""
 
-    def __init__(self, timeout: float, hint: str = "") -> None:
-        self._timeout, self._hint = timeout, hint  # hint: added to the message if access is denied
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
         self._slots = trio.CapacityLimiter(_REQUESTS)
 
     async def call(self, where: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
@@ -42,32 +37,23 @@ class OnLoop:
             async with self._slots:
                 return await bridge.call(function, *args, timeout=self._timeout)
         except Exception as exc:
-            found = failure(exc, where, self._timeout)
-            if self._hint and isinstance(found, AccessDenied):
-                found = AccessDenied(found.where, f"{found.reason} {self._hint}", found.status)
-            raise_from(found, exc)
+            raise_from(failure(exc, where, self._timeout), exc)
 
 
 class CoroutineSystem(System):
-    """An asynchronous file system of fsspec: an object store, SFTP, ..."""
+    """An asynchronous file system of fsspec: SFTP, ..."""
 
     def __init__(
-        self, fs: Any, protocol: str, timeout: float, limit: int, hint: str = "",
+        self, fs: Any, protocol: str, timeout: float, limit: int,
         connect: Callable[[], Awaitable[Any]] | None = None,
     ) -> None:  # fmt: skip
         """Read with `fs`. If `fs` has a connection that may be lost, `connect` returns a new file system for it."""
         self._fs, self._protocol, self._timeout, self._limit = fs, protocol, timeout, limit
         self._family = urls.names(protocol)[0]
-        self._loop = OnLoop(timeout, hint)
+        self._loop = OnLoop(timeout)
         self._connect, self._lost, self._connecting = connect, False, trio.Lock()
 
-    @property
-    def sends_versions(self) -> bool:
-        return hasattr(self._fs, "_call_s3")
-
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
-        if self.sends_versions:
-            return await self._call(path, self._fetch_s3, path, start, stop)
         if self._protocol in SSH and stop is not None:
             return await self._call(path, self._fetch_sftp, path, start, stop)
         return Fetched(await self._call(path, self._cat, path, start, stop))
@@ -78,14 +64,6 @@ class CoroutineSystem(System):
     async def listing(self, path: str) -> list[Entry] | None:
         return listed(path, await self._call(path, self._ls, path))
 
-    @property
-    def flat(self) -> bool:
-        return self.sends_versions or self._family == "gcs"
-
-    async def page(self, path: str, after: str) -> Page:
-        page = self._page_gcs if self._family == "gcs" else self._page
-        return await self._call(path, page, path, after)
-
     def child(self, path: str, name: str) -> str:
         return f"{path.rstrip('/')}/{name}"
 
@@ -93,14 +71,9 @@ class CoroutineSystem(System):
         return without_secrets(f"{self._protocol}://{path}")
 
     def host(self, path: str) -> str:
-        options = self._fs.storage_options
-        if self._family not in BUCKETS:
-            return other_host(self._protocol, options)
-        return store_host(self._family, path, identity.endpoint(self._family, options))
+        return other_host(self._protocol, self._fs.storage_options)
 
     def identity(self, path: str) -> str:
-        if self._family in BUCKETS:
-            return identity.of_store(self._family, path, identity.endpoint(self._family, self._fs.storage_options))
         return identity.of_other(self._family, path, self._fs.storage_options)
 
     async def _call(self, path: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
@@ -113,31 +86,11 @@ class CoroutineSystem(System):
         fs = self._fs
         try:
             return await self._loop.call(self.shown(path), function, *args)
-        except TargetMissing:
-            await self._check_bucket(path)
-            raise
         except Exception as exc:
             if self._connect is None or not _is_lost(exc.__cause__ or exc):
                 raise
             self._lost = self._lost or fs is self._fs  # else another call has already replaced it
             raise Transient("the connection is lost") from exc
-
-    async def _check_bucket(self, path: str) -> None:
-        """Raise ReadError if the bucket does not exist, for which gcsfs and adlfs say "not found" as for a key."""
-        if self._family not in ("gcs", "abfs"):
-            return
-        name, where = self._fs.split_path(path)[0], self.shown(path)
-        if self._family == "gcs":
-            ask = functools.partial(self._fs._call, "GET", "b/{}/o", name, maxResults=1)
-        else:
-            ask = functools.partial(self._fs._info, name, refresh=True)  # failure() knows the code of its error
-        try:
-            await self._loop.call(where, ask)
-        except TargetMissing:
-            if self._family == "gcs":
-                raise ReadError(where, BUCKET_RULE) from None
-        except AccessDenied:
-            pass  # it exists, as far as anyone without permission can tell
 
     async def _reconnect(self, path: str) -> None:
         assert self._connect is not None
@@ -208,78 +161,10 @@ class CoroutineSystem(System):
         data: bytes = await self._fs._cat_file(path, **({} if whole else {"start": start, "end": stop}))
         return data
 
-    async def _page(self, path: str, after: str) -> Page:
-        """Return a page of a flat listing by ListObjectsV2 of S3, without a delimiter."""
-        bucket, key, _ = self._fs.split_path(path.rstrip("/"))
-        prefix = f"{key}/" if key else ""
-        begin = {"StartAfter": prefix + after} if after else {}
-        answer = await self._fs._call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, MaxKeys=PAGE, **begin)
-        found = []
-        for one in answer.get("Contents", ()):
-            name = one["Key"][len(prefix) :]
-            if name:  # else it is the marker of the directory
-                about = {"name": name, "size": one["Size"], "ETag": one["ETag"], "LastModified": one["LastModified"]}
-                found.append((name, entry({**about, "type": "directory" if name.endswith("/") else "file"})))
-        return checked_page(found, after, bool(answer.get("IsTruncated")), self.shown(path))
-
-    async def _page_gcs(self, path: str, after: str) -> Page:
-        """Return a page of a flat listing by "Objects: list" of Google's JSON API, without tags.
-
-        The API lists the key startOffset= itself, which is left out.
-        """
-        bucket, key, _ = self._fs.split_path(path.rstrip("/"))
-        prefix = f"{key}/" if key else ""
-        begin = {"startOffset": prefix + after} if after else {}
-        answer = await self._fs._call(
-            "GET", "b/{}/o", bucket, prefix=prefix, maxResults=PAGE, json_out=True, **begin
-        )
-        found = []
-        for one in answer.get("items", ()):
-            name = one["name"][len(prefix) :]
-            if name and name != after:
-                kind = "directory" if name.endswith("/") else "file"
-                when = datetime.datetime.fromisoformat(one["updated"])
-                found.append((name, entry({"name": name, "size": int(one["size"]), "mtime": when, "type": kind})))
-        return checked_page(found, after, bool(answer.get("nextPageToken")), self.shown(path))
-
     async def _fetch_sftp(self, path: str, start: int, stop: int) -> Fetched:
         """Fetch a range of a file; sshfs's own _cat_file would fetch all of it."""
         async with self._fs._pool.get() as channel, channel.open(path, "rb") as file:
             return Fetched(await file.read(stop - start, start))
-
-    async def _fetch_s3(self, path: str, start: int, stop: int | None) -> Fetched:
-        """Fetch a range by GetObject itself, for the ETag and the size that come with the bytes."""
-        bucket, key, version = self._fs.split_path(path)
-        wanted = {"Bucket": bucket, "Key": key}
-        if start or stop is not None:
-            wanted["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
-        if version:
-            wanted["VersionId"] = version
-        try:
-            answer = await self._fs._call_s3("get_object", **wanted)
-        except OSError as exc:
-            about = getattr(exc.__cause__, "response", {}).get("Error", {})
-            if about.get("Code") != "InvalidRange":
-                raise
-            size = about.get("ActualObjectSize") or (await self._fs._info(path)).get("size")
-            return Fetched(b"", None, None if size is None else int(size))
-        try:
-            if stop is None:
-                _check_size(answer.get("ContentLength"), start, self._limit, self.shown(path))
-            data = await _read_body(answer["Body"], self._limit if stop is None else stop - start)
-            if stop is None:
-                _check_size(len(data), 0, self._limit, self.shown(path))
-        finally:
-            answer["Body"].close()
-        ranged = answer.get("ContentRange") or ""
-        if "Range" in wanted and not ranged.startswith(f"bytes {start}-"):
-            if start:
-                raise ReadError(self.shown(path), "the server answers with another range than requested")
-            if stop is not None and answer.get("ContentLength") is None and len(data) > stop:  # Google, for gzip
-                raise ReadError(self.shown(path), "the server answers with more than the range, and without a size")
-            data = data if stop is None else data[:stop]
-        total = ranged.rpartition("/")[2]
-        return Fetched(data, answer.get("ETag"), int(total) if total.isdecimal() else None)
 
 
 _NO_CONNECTION = ("DisconnectError", "ChannelOpenError", "SFTPNoConnection", "SFTPConnectionLost")  # of asyncssh
@@ -378,22 +263,6 @@ def other_host(protocol: str, options: Mapping[str, Any]) -> str:
     """Return the name of the server of a file system with these options."""
     port = f":{options['port']}" if options.get("port") else ""
     return f"{protocol}://{options.get('host') or ''}{port}"
-
-
-def store_host(protocol: str, path: str, endpoint: str) -> str:
-    """Return the name of a bucket, without user and password, with its endpoint if that is not the provider's."""
-    bucket = path.lstrip("/").partition("/")[0]
-    user, _, host = bucket.rpartition("@")
-    bucket = host if ":" in user else bucket
-    return f"{protocol}://{bucket}{' at ' + (web_host(endpoint) or endpoint) if endpoint else ''}"
-
-
-async def _read_body(body: Any, most: int) -> bytearray:
-    """Read a body of botocore to its end, or, if it is longer than `most` bytes, somewhat more than these."""
-    data = bytearray()
-    while len(data) <= most and (chunk := await body.read(_CHUNK)):
-        data += chunk
-    return data
 
 
 def _check_size(size: int | None, start: int, limit: int, where: str) -> None:

@@ -46,7 +46,7 @@ async def context_of(tls: Tls, where: str) -> ssl.SSLContext:
     authorities = os.environ.get("SSL_CERT_FILE", "") if tls.verify else ""
     named = [path for path in (authorities, tls.certificate, tls.key) if path]
     if tls.verify:
-        check_variables("http", where)
+        check_variables(where)
     try:
         return await trio.to_thread.run_sync(lambda: _made(tls, authorities, tuple(map(_changed, named))))
     except OSError as exc:  # includes ssl.SSLError

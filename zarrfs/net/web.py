@@ -24,10 +24,9 @@ from zarrfs.net.connections import Pool, Server
 from zarrfs.net.messages import Head, body_length
 from zarrfs.net.reach import Trust
 from zarrfs.net.responses import Transient
-from zarrfs.net.storeoptions import configuration
 from zarrfs.net.tls import context_of, tls_error
 from zarrfs.net.transport import Body, Connection, Cut
-from zarrfs.net.weboptions import WebOptions, basic, from_netrc, lines, proxy_of, web_options
+from zarrfs.net.weboptions import WebOptions, basic, configuration, from_netrc, lines, proxy_of, web_options
 
 if TYPE_CHECKING:
     import http.cookiejar

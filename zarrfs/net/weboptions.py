@@ -10,6 +10,7 @@ import base64
 import logging
 import os
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -63,6 +64,21 @@ def check_web_options(options: Options) -> None:
     for name, given in options.storage.items():
         if names(name.partition("://")[0])[0] == "http":
             web_options(given, name)
+
+
+def configuration(protocols: tuple[str, ...]) -> dict[str, Any]:
+    """Return the options that fsspec's configuration files and environment variables set for these protocols."""
+    directory = os.environ.get("FSSPEC_CONFIG_DIR", os.path.expanduser("~/.config/fsspec"))  # as in fsspec.config
+    given = os.path.isdir(directory) or any(name.startswith("FSSPEC") for name in os.environ)
+    if not given and "fsspec.config" not in sys.modules:
+        return {}  # importing fsspec takes longer than a request
+
+    import fsspec.config
+
+    found: dict[str, Any] = {}
+    for name in reversed(protocols):
+        found.update(fsspec.config.conf.get(name) or {})
+    return found
 
 
 def web_options(options: Mapping[str, Any], where: str) -> WebOptions:

@@ -1,0 +1,446 @@
+"""Reads of buckets and of SFTP: bytes, tags, names, listings, credentials."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.servers import GCS, S3, Azure, Faulty, Sftp, SignedS3
+from zarrfs.config.keywords import as_items
+from zarrfs.config.options import parse
+from zarrfs.errors import AccessDenied, ReadError, TargetMissing
+from zarrfs.net.responses import Entry, Fetched, System
+from zarrfs.store.remotefiles import RemoteFiles
+
+VALUE = bytes(range(256)) * 40
+
+
+def with_system(options: list[str], url: str, function: Callable[[System, str], Any]) -> Any:
+    """Run `function` on the system that serves `url` and the path in it; return its result."""
+
+    async def main() -> Any:
+        files = RemoteFiles(parse(["retries=0", *options]).options)
+        try:
+            return await function(*await files.find(url))
+        finally:
+            await files.aclose()
+
+    return trio.run(main)
+
+
+def fetch(options: list[str], url: str, start: int, stop: int) -> Fetched:
+    found = with_system(options, url, lambda system, path: system.fetch(path, start, stop))
+    assert isinstance(found, Fetched)
+    return found._replace(data=bytes(found.data))
+
+
+def told(family: str, options: dict[str, object]) -> list[str]:
+    return as_items({family: options})
+
+
+# -- S3
+
+
+@pytest.fixture
+def on_s3(s3: S3) -> tuple[list[str], str]:
+    """Store VALUE on S3; return (options, its URL)."""
+    s3.client.put_object(Bucket=s3.bucket, Key="clients/a key%20+ä", Body=VALUE)
+    return told("s3", s3.options), f"s3://{s3.bucket}/clients/a key%20+ä"
+
+
+def test_the_tag_of_s3_is_the_same_in_ranges_attributes_and_listings(on_s3: tuple[list[str], str]) -> None:
+    options, url = on_s3
+
+    async def look(system: System, path: str) -> tuple[Entry, Entry, list[Entry] | None]:
+        above = path.rpartition("/")[0]
+        return await system.stat(path), await system.stat(above), await system.listing(above)
+
+    found = fetch(options, url, 100, 300)
+    assert (found.data, found.total) == (VALUE[100:300], len(VALUE))
+    entry, above, listed = with_system(options, url, look)
+    assert found.tag
+    assert listed == [entry]
+    assert (entry.name, entry.size, entry.tag) == ("a key%20+ä", len(VALUE), found.tag)
+    assert above.directory
+
+
+def test_bytes_of_s3_are_those_that_are_stored(s3: S3) -> None:
+    """A reference counts bytes of the value as it is stored, whatever its Content-Encoding says."""
+    s3.client.put_object(Bucket=s3.bucket, Key="encoded", Body=VALUE, ContentEncoding="gzip")
+
+    async def look(system: System, path: str) -> tuple[bytes, bytes, int | None]:
+        whole, part = await system.fetch(path, 0, None), await system.fetch(path, 100, 300)
+        return bytes(whole.data), bytes(part.data), (await system.stat(path)).size
+
+    found = with_system(told("s3", s3.options), f"s3://{s3.bucket}/encoded", look)
+    assert found == (VALUE, VALUE[100:300], len(VALUE))
+
+
+@pytest.mark.parametrize("key", ["a//b", "/a", "a/", "a+b %2F?#~*'", "é\u2028"])
+def test_unusual_keys_are_not_confused_with_others(signed_s3: SignedS3, s3: S3, key: str) -> None:
+    s3.client.put_object(Bucket=s3.bucket, Key="other/a", Body=b"another value")
+    s3.client.put_object(Bucket=s3.bucket, Key="other/a/b", Body=b"another value")
+    s3.client.put_object(Bucket=s3.bucket, Key=f"other/{key}", Body=VALUE)
+    assert fetch(told("s3", signed_s3.options), f"s3://{s3.bucket}/other/{key}", 5, 9).data == VALUE[5:9]
+
+
+@pytest.mark.parametrize("key", ["a/../b", "./a", "a/."])
+def test_keys_that_no_url_has_are_errors(s3: S3, key: str) -> None:
+    with pytest.raises(ReadError, match="cannot be requested") as found:
+        fetch(told("s3", s3.options), f"s3://{s3.bucket}/{key}", 0, 1)
+    assert type(found.value) is ReadError
+
+
+def test_values_of_a_deleted_bucket_are_errors_and_not_absent(s3: S3) -> None:
+    """A Zarr reader would use fill values for absent chunks."""
+    s3.client.create_bucket(Bucket="going")
+    s3.client.put_object(Bucket="going", Key="store/a", Body=VALUE)
+    options = told("s3", s3.options)
+
+    async def check(system: System, path: str) -> None:
+        async def fetch() -> object:
+            return await system.fetch(path, 0, 4)
+
+        async def page() -> object:
+            return await system.page("going/store", "")
+
+        questions = [fetch, lambda: system.stat(path), page]
+        for question in questions:
+            assert await question()
+        s3.client.delete_object(Bucket="going", Key="store/a")
+        for question in questions[:2]:
+            with pytest.raises(TargetMissing):
+                await question()
+        s3.client.delete_bucket(Bucket="going")
+        await check_errors(questions)
+
+    with_system(options, "s3://going/store/a", check)
+
+
+async def check_errors(questions: list[Callable[[], Any]]) -> None:
+    for question in questions:
+        with pytest.raises(ReadError, match="the bucket does not exist") as found:
+            await question()
+        assert type(found.value) is ReadError
+
+
+def test_values_of_a_missing_bucket_of_google_and_azure_are_errors(gcs: GCS, azure: Azure) -> None:
+    async def check(system: System, path: str) -> None:
+        listed = [lambda: system.page("nowhere/store", "")] if system.flat else []
+        # Google's server says in the body of the answer to fetch() that the bucket is missing; the emulator does not
+        read = [] if system.flat else [lambda: system.fetch(path, 0, 4)]
+        await check_errors([lambda: system.stat(path), *read, *listed])
+
+    async def check_key(system: System, path: str) -> None:
+        for question in (lambda: system.fetch(path, 0, 4), lambda: system.stat(path)):
+            with pytest.raises(TargetMissing):
+                await question()
+
+    for family, scheme, options, there in [
+        ("gcs", "gs", gcs.options, gcs.bucket),
+        ("abfs", "abfs", azure.options["key"], azure.private),
+        ("abfs", "abfs", azure.options["sas"], azure.private),
+    ]:
+        with_system(told(family, options), f"{scheme}://nowhere/store/a", check)
+        with_system(told(family, options), f"{scheme}://{there}/nothing/a", check_key)
+
+
+@pytest.mark.parametrize("headers", [{"Content-Type": "application/xml"}, {"x-amz-request-id": "1"}])
+def test_values_of_a_deleted_bucket_over_http_are_errors(headers: dict[str, str]) -> None:
+    """Only the body says that the bucket is gone, and the answer to HEAD has none."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.answer(b"", headers)
+
+        def do_GET(self) -> None:
+            code = "NoSuchBucket" if self.path.startswith("/gone") else "NoSuchKey"
+            self.answer(f"<Error><Code>{code}</Code></Error>".encode(), {"Content-Type": "application/xml"})
+
+        def answer(self, body: bytes, headers: dict[str, str]) -> None:
+            self.send_response(404)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+    async def check(system: System, path: str) -> None:
+        await check_errors([lambda: system.fetch(path, 0, 4), lambda: system.stat(path)])
+        with pytest.raises(TargetMissing):
+            await system.stat(path.replace("gone", "there"))
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with_system([], f"http://127.0.0.1:{server.server_port}/gone/store/a", check)
+        server.shutdown()
+
+
+def test_absent_keys_and_ranges_beyond_the_end_on_s3(on_s3: tuple[list[str], str]) -> None:
+    options, url = on_s3
+    with pytest.raises(TargetMissing):
+        fetch(options, url + "x", 0, 10)
+    beyond = fetch(options, url, len(VALUE) + 5, len(VALUE) + 9)
+    assert (beyond.data, beyond.total) == (b"", len(VALUE))
+
+
+@pytest.mark.parametrize(
+    ("options", "url", "path"),
+    [
+        ({"s3": {"anon": True}}, "s3://b/v", "/b/v"),
+        ({"gcs": {"token": "anon"}}, "gs://b/v", "/b/v"),
+    ],
+)
+def test_a_403_keeps_its_status(
+    faulty: Faulty, options: dict[str, dict[str, object]], url: str, path: str
+) -> None:
+    """It must not look like a network failure, and -o missing_status=403 needs the status."""
+    [(family, given)] = options.items()
+    storage = told(family, {**given, "endpoint_url": faulty.url})
+    faulty.put(path, VALUE, forever=403)
+    faulty.head(path, forever=403)
+    with pytest.raises(AccessDenied) as caught:
+        fetch(storage, url, 0, 10)
+    assert caught.value.status == 403
+    if family == "s3":
+        with pytest.raises(AccessDenied) as caught:
+            with_system(storage, url, lambda system, at: system.stat(at))
+        assert caught.value.status == 403
+
+
+def test_keys_are_found_in_the_environment_and_by_botocore(
+    signed_s3: SignedS3, s3: S3, on_s3: tuple[list[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A profile that an option names goes before the environment; a role's session token is signed, too."""
+    for name in ("AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", str(signed_s3.options["endpoint_url"]))
+    with pytest.raises(AccessDenied, match=r"s3\.anon=true"):
+        fetch([], on_s3[1], 0, 10)
+    answer = json.dumps({"Version": 1, "AccessKeyId": "reader", "SecretAccessKey": "right", "SessionToken": "t/+="})
+    (tmp_path / "answer").write_text(answer)
+    (tmp_path / "credentials").write_text("[file]\naws_access_key_id = reader\naws_secret_access_key = right\n")
+    (tmp_path / "config").write_text(
+        f"[profile role]\ncredential_process = cat {tmp_path}/answer\n"
+        f"[profile elsewhere]\nendpoint_url = http://127.0.0.1:1\ncredential_process = cat {tmp_path}/answer\n"
+    )
+    signed_s3.denied.clear()
+    for profile in ("file", "role"):
+        assert fetch([f"s3.profile={profile}"], on_s3[1], 100, 300).data == VALUE[100:300]
+    with pytest.raises(AccessDenied, match="names an endpoint"):
+        fetch(["s3.profile=elsewhere"], on_s3[1], 0, 10)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "reader")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    assert fetch(["s3.profile=role"], on_s3[1], 100, 300).data == VALUE[100:300]
+    assert signed_s3.denied == []
+    with pytest.raises(AccessDenied):
+        fetch([], on_s3[1], 0, 10)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "right")
+    assert fetch([], on_s3[1], 100, 300).data == VALUE[100:300]
+
+
+def test_signatures_are_right(s3: S3, signed_s3: SignedS3) -> None:
+    """Signatures of URLs and of requests, also for special characters; a wrong secret is an error that says so."""
+    for name in ("plain", "a key%20+ä"):
+        s3.client.put_object(Bucket=s3.bucket, Key=f"signed/{name}", Body=VALUE)
+
+    async def look(system: System, path: str) -> tuple[set[bytes], int | None, list[str]]:
+        data = {bytes((await system.fetch(f"{path}/{name}", 100, 300)).data) for name in ("plain", "a key%20+ä")}
+        page = await system.page(path, "")
+        return data, (await system.stat(f"{path}/plain")).size, [name for name, _ in page.entries]
+
+    signed_s3.denied.clear()
+    options, url = told("s3", signed_s3.options), f"s3://{s3.bucket}/signed"
+    assert with_system(options, url, look) == ({VALUE[100:300]}, len(VALUE), ["a key%20+ä", "plain"])
+    assert signed_s3.denied == []
+    wrong = told("s3", {**signed_s3.options, "secret": "wrong"})
+    with pytest.raises(AccessDenied, match=r"^s3://tests/signed/plain: [^\n]*(403|not match)[^\n<]*$"):
+        fetch(wrong, f"{url}/plain", 0, 10)
+    assert 1 <= len(signed_s3.denied) <= 3
+
+
+# -- Google Cloud Storage
+
+
+def test_a_value_on_gcs_is_read_and_listed(gcs: GCS) -> None:
+    gcs.put("clients%2Fk", VALUE)
+    options, url = told("gcs", gcs.options), f"gs://{gcs.bucket}/clients/k"
+    one = fetch(options, url, 100, 300)
+    assert (one.data, one.total) == (VALUE[100:300], len(VALUE))
+    found: Entry = with_system(options, url, lambda system, path: system.stat(path))
+    assert (found.size, found.tag) == (len(VALUE), one.tag)
+    listing = with_system(options, url, lambda system, path: system.listing(path.rpartition("/")[0]))
+    # its interface for listings has tags of its own
+    assert [(entry.name, entry.size, entry.tag) for entry in listing] == [("k", len(VALUE), None)]
+
+
+class _Tokens(http.server.BaseHTTPRequestHandler):
+    """The metadata server of a machine of Google or Azure, and a bucket that needs its token."""
+
+    asked: list[str]
+
+    def log_message(self, *arguments: object) -> None:
+        """Print nothing."""
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        status, body, headers = 200, b"{}", {"Metadata-Flavor": "Google", "Content-Type": "application/json"}
+        if "token" in self.path:
+            about = {"expires_in": 3600, "expires_on": "4102444800", "resource": "x", "token_type": "Bearer"}
+            body = json.dumps({"access_token": "found", **about}).encode()
+        elif "computeMetadata" in self.path:
+            body = json.dumps({"email": "me", "scopes": ["x"], "aliases": []}).encode()
+        elif self.path.endswith("/v"):
+            status = 206 if self.headers["Authorization"] == "Bearer found" else 403
+            body, headers = VALUE[:100], {"Content-Range": f"bytes 0-99/{len(VALUE)}", "ETag": '"1"'}
+        self.send_response(status)
+        for name, text in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, text)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.mark.parametrize("provider", ["google", "azure"])
+def test_a_token_of_the_machine_is_found_and_sent(
+    provider: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Tokens,), {"asked": asked})) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        at = f"127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("HOME", str(tmp_path))
+        if provider == "google":
+            monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+            for name in ("GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP"):
+                monkeypatch.setenv(name, at)
+            loaded([f"gcs.endpoint_url=http://{at}"], "gs://b/v")
+        else:
+            monkeypatch.setenv("IDENTITY_ENDPOINT", f"http://{at}/token")
+            monkeypatch.setenv("IDENTITY_HEADER", "x")
+            loaded([f"abfs.connection_string=AccountName=a;BlobEndpoint=http://{at}/a"], "az://b/v")
+        server.shutdown()
+    assert sum("token" in path for path in asked) == 1
+
+
+# -- Azure
+
+
+@pytest.mark.parametrize(("who", "container"), [("key", "private"), ("sas", "private"), ("anonymous", "public")])
+def test_values_on_azure_are_read_and_listed(azure: Azure, who: str, container: str) -> None:
+    for name in ("plain", "a key%20+ä"):
+        azure.put(container, f"clients/d/{name}", VALUE)
+
+    async def look(system: System, path: str) -> None:
+        for name in ("plain", "a key%20+ä"):
+            assert bytes((await system.fetch(f"{path}/{name}", 100, 300)).data) == VALUE[100:300]
+        entry = await system.stat(f"{path}/plain")
+        assert (entry.size, entry.tag) == (len(VALUE), (await system.fetch(f"{path}/plain", 0, 10)).tag)
+        listed = await system.listing(path) or []
+        assert {one.name for one in listed} == {"plain", "a key%20+ä"}
+        assert entry in listed
+        assert [(one.name, one.directory) for one in await system.listing("/".join(path.split("/")[:2])) or ()] == [
+            ("d", True)
+        ]
+        for method in (system.stat, system.listing, lambda at: system.fetch(at, 0, 10)):
+            with pytest.raises(TargetMissing):
+                await method(f"{path}/none")
+
+    with_system(told("abfs", azure.options[who]), f"az://{container}/clients/d", look)
+
+
+def test_a_blob_that_marks_a_directory_on_azure_is_a_directory(azure: Azure) -> None:
+    """blobfuse and Hadoop write such blobs; an empty blob without the mark is an empty value."""
+    azure.put("private", "marked/group/zarr.json", b"{}")
+    azure.put("private", "marked/group/empty", b"")
+    mark = azure.service.get_blob_client("private", "marked/group")
+    mark.upload_blob(b"", metadata={"hdi_isfolder": "true"}, overwrite=True)
+
+    async def look(system: System, path: str) -> tuple[list[Any], set[Any]]:
+        found = [await system.stat(f"{path}/{name}") for name in ("group", "group/zarr.json", "group/empty")]
+        listed = await system.listing(path) or ()
+        return [(entry.directory, entry.size) for entry in found], {(entry.name, entry.directory) for entry in listed}
+
+    found, listed = with_system(told("abfs", azure.options["key"]), "az://private/marked", look)
+    assert found == [(True, None), (False, 2), (False, 0)]
+    assert listed == {("group", True)}
+
+
+def test_an_anonymous_read_of_a_private_azure_container_is_denied(azure: Azure) -> None:
+    azure.put("private", "clients/k", VALUE)
+    with pytest.raises(AccessDenied, match=r"^az://private/clients/k: HTTP status 403 [^<]{9,200}$"):
+        fetch(told("abfs", azure.options["anonymous"]), "az://private/clients/k", 0, 10)
+
+
+# -- SFTP
+
+
+async def trio_value(value: Any) -> Any:
+    return value
+
+
+def test_sftp_values_are_read(sftp: Sftp) -> None:
+    (sftp.root / "k").write_bytes(VALUE)
+    options = ["allow=sftp", *told("sftp", sftp.options)]
+    assert fetch(options, f"{sftp.url}/k", 100, 300).data == VALUE[100:300]
+    with pytest.raises(TargetMissing):
+        fetch(options, f"{sftp.url}/none", 0, 10)
+    host, name = with_system(
+        options, f"{sftp.url}/k", lambda system, path: trio_value((system.host(path), system.identity(path)))
+    )
+    assert host == sftp.url
+    assert "secret" not in name
+
+
+# -- which clients are imported
+
+_SCRIPT = """
+import json, sys, trio
+from zarrfs.config.keywords import as_items
+from zarrfs.config.options import parse
+from zarrfs.store.remotefiles import RemoteFiles
+
+async def main():
+    files = RemoteFiles(parse(json.loads(sys.argv[1])).options)
+    data = bytes(await files.read(sys.argv[2], 3, 8, 0, 100))
+    await files.aclose()
+    assert data == bytes(range(256))[3:11], data
+
+trio.run(main)
+print(json.dumps([name for name in ("fsspec", "aiohttp", "botocore", "google.auth") if name in sys.modules]))
+"""
+
+
+def loaded(options: list[str], url: str) -> set[str]:
+    """Return the client packages that a new process has imported after reading a range of `url`."""
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT, json.dumps(options), url], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout))
+
+
+def test_http_imports_no_client_library(faulty: Faulty) -> None:
+    for options in ([], ['http.headers={"A": "b"}']):
+        assert loaded(options, faulty.put("/v?q", VALUE)) == set()
+
+
+def test_s3_with_keys_imports_no_client_library(on_s3: tuple[list[str], str]) -> None:
+    assert loaded(*on_s3) == set()
+
+
+# -- HTTP
+
+
+def test_a_body_that_is_too_long_is_cut_to_the_range(faulty: Faulty) -> None:
+    assert fetch([], faulty.put("/v", VALUE, forever="long"), 5, 15).data == VALUE[5:15]
