@@ -21,7 +21,6 @@ from zarrfs.config.redaction import (
     without_user,
 )
 from zarrfs.errors import ReadError
-from zarrfs.net.systems import store_host
 from zarrfs.store.remotefiles import RemoteFiles
 
 
@@ -158,8 +157,3 @@ def test_a_password_in_a_bucket_url_is_refused_without_showing_it(protocol: str)
     with pytest.raises(ReadError, match=f"^{protocol}://bucket/x: user:password@ is for servers") as caught:
         trio.run(main)
     assert "hush" not in str(caught.value)
-
-
-def test_hosts_in_statistics_have_no_password() -> None:
-    assert store_host("s3", "key:hush@bucket/x", "") == "s3://bucket"
-    assert store_host("abfs", "container@account/x", "") == "abfs://container@account"

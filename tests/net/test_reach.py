@@ -325,6 +325,7 @@ def test_credentials_go_to_buckets_that_the_user_named(
         ("az://c/x", REMOTE, [], "mine"),
         ("az://c/x", "", ["abfs.account_name=theirs", "abfs.anon=true"], "theirs"),
         ("abfs://c@theirs.dfs.core.windows.net/x", "", ["abfs.account_name=mine", "abfs.anon=true"], "theirs"),
+        ("az://c@theirs/x", REMOTE, [], "theirs"),
         ("az://c/x", "", [], "with keys"),
         ("az://c/x", REMOTE, ["allow=credentials"], "with keys"),
     ],

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _ANONYMOUSLY = "(requested anonymously: no option names its bucket; -o allow=credentials, see docs/security.md)"
 _SERVER = re.compile(r"[^:/?#]+://[^/?#]*")
 _CONNECTING = 4  # threads that connect to one server; a thread that a caller has abandoned counts until it ends
-_ACCOUNT = re.compile(r"([^@/]+)@([^./]+)\.(?:dfs|blob)\.[^/]+")  # of abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/
+_ACCOUNT = re.compile(r"([^@/]+)@([^./]+)(\.[^/]+)?")  # of abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/
 _LINKS = 8  # URLs chained by "::": archives within archives
 _KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")  # as in ssh(1)
 _KEEPALIVE = 15.0  # seconds; after three without an answer the connection is lost
@@ -102,6 +102,8 @@ class Openers:
         options = {**(configuration(urls.names(family)) if personal else {}), **given}
         if family == "abfs" and (account := _ACCOUNT.match(path)):
             options["account_name"], path = account[2], account[1] + path[account.end() :]
+            if account[3]:
+                options["account_host"] = account[2] + account[3].replace(".dfs.", ".blob.", 1)
         key = family, repr(sorted(options.items())), personal
         if key not in self._systems:
             try:
