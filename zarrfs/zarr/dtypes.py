@@ -13,7 +13,7 @@ import re
 from typing import TYPE_CHECKING, Any, Literal
 
 from zarrfs.zarr.errors import MetadataError
-from zarrfs.zarr.jsontext import JSON
+from zarrfs.zarr.jsontext import JSON, named
 
 if TYPE_CHECKING:
     import numpy as np
@@ -222,47 +222,20 @@ _LENGTHS = {"fixed_length_utf32": ("U", 4), "null_terminated_bytes": ("S", 1), "
 
 def parse_v3(value: JSON, endian: Endian = "little") -> DataType:
     """Parse the data_type of a v3 document; `endian` is the byte order of its codec "bytes". Raise MetadataError."""
-    name = value.get("name") if isinstance(value, dict) else value
-    if isinstance(name, str) and name in _SMALL:
+    name, _configuration = named(value, "data_type")
+    if name in _SMALL:
         return _small(name, endian)
-    if isinstance(value, str):
-        return _named_v3(value, endian)
-    return _of_text(_v3_text(value, endian, 0)) if not _is_any_length(value) else _ANY_LENGTH[value["name"]]
+    return _ANY_LENGTH.get(name) or _of_text(_v3_text(value, _SIGNS[endian], 0))
 
 
-@functools.lru_cache(256)
-def _named_v3(name: str, endian: Endian) -> DataType:
-    found = _ANY_LENGTH.get(name)
-    return found or _of_text(_v3_text(name, endian, 0))
-
-
-def _is_any_length(value: JSON) -> bool:
-    name = value.get("name") if isinstance(value, dict) else value
-    return isinstance(name, str) and name in _ANY_LENGTH
-
-
-def _v3_text(value: JSON, endian: Endian, depth: int) -> Text:
-    name = value.get("name") if isinstance(value, dict) else value
-    if not isinstance(name, str):
-        raise MetadataError("data_type: neither a name nor an object with one")
+def _v3_text(value: JSON, sign: str, depth: int) -> Text:
+    name, configuration = named(value, "data_type")
     if name in _V3:
-        text = _V3[name]
-        return text.replace("<", ">") if endian == "big" else text
+        return _V3[name].replace("<", sign)
     if match := _RAW.fullmatch(name):
-        bits = int(match[1])
-        if bits % 8:
+        if int(match[1]) % 8:
             raise MetadataError(f"data_type: {name!r}: expected a multiple of 8 bits")
-        return _typestr(f"|V{bits // 8}").text
-    configuration = value.get("configuration") if isinstance(value, dict) else None
-    if name in _TIMES or name in _LENGTHS or name in ("struct", "structured"):
-        if not isinstance(configuration, dict):
-            raise MetadataError(f"data_type: {name} without a configuration")
-        return _configured_v3(name, configuration, endian, depth)
-    raise MetadataError(f"data_type: {name[:60]!r} is not known")
-
-
-def _configured_v3(name: str, configuration: dict[str, JSON], endian: Endian, depth: int) -> Text:
-    sign = _SIGNS[endian]
+        return _typestr(f"|V{int(match[1]) // 8}").text
     if name in _TIMES:
         unit, factor = configuration.get("unit"), configuration.get("scale_factor", 1)
         if not isinstance(unit, str) or type(factor) is not int or not 0 < factor <= ITEM_MAX:
@@ -274,15 +247,15 @@ def _configured_v3(name: str, configuration: dict[str, JSON], endian: Endian, de
         if type(length) is not int or length < 1 or length > ITEM_MAX or length % width:
             raise MetadataError(f"data_type: {name}: length_bytes")
         return _typestr(f"{sign}{kind}{length // width}").text
-    if depth == _NESTED_MAX:
-        raise MetadataError(f"data_type: more than {_NESTED_MAX} fields within fields")
     fields = configuration.get("fields")
+    if name not in ("struct", "structured") or depth == _NESTED_MAX:
+        raise MetadataError(f"data_type: {name[:60]!r} is not known, or not as the type of a field")
     if not isinstance(fields, list | tuple) or not fields:
         raise MetadataError(f"data_type: {name}: expected a list of fields that is not empty")
-    return tuple(_v3_field(field, endian, depth) for field in fields)
+    return tuple(_v3_field(field, sign, depth + 1) for field in fields)
 
 
-def _v3_field(field: JSON, endian: Endian, depth: int) -> tuple[str, Text]:
+def _v3_field(field: JSON, sign: str, depth: int) -> tuple[str, Text]:
     name, inner = None, None
     if isinstance(field, dict):  # struct
         name, inner = field.get("name"), field.get("data_type")
@@ -290,9 +263,7 @@ def _v3_field(field: JSON, endian: Endian, depth: int) -> tuple[str, Text]:
         name, inner = field
     if not isinstance(name, str) or not name:
         raise MetadataError("data_type: expected fields of a name and a data type")
-    if _is_any_length(inner):
-        raise MetadataError("data_type: a field without a fixed size")
-    return name, _v3_text(inner, endian, depth + 1)
+    return name, _v3_text(inner, sign, depth)
 
 
 def as_v3(dtype: DataType) -> JSON:
@@ -311,12 +282,15 @@ def as_v3(dtype: DataType) -> JSON:
 
 def _as_v3(text: Text) -> JSON:
     if not isinstance(text, str):
-        fields = [_field_as_v3(name, field) for name, field in zip(_names(text), text, strict=True)]
+        for field in text:
+            if len(field) > 2 and field[2]:
+                raise MetadataError(f"dtype: v3 has no fields that are arrays ({field[0]})")
+        # padding is a field of raw bytes, with the name that numpy gives it
+        fields = [[name, _as_v3(field[1])] for name, field in zip(_names(text), text, strict=True)]
         return {"name": "structured", "configuration": {"fields": fields}}
-    name = _FROM_TEXT.get(text[1:])
-    if name is not None:
-        return name
     kind, itemsize = text[1], _typestr(text).itemsize
+    if text[1:] in _FROM_TEXT:
+        return _FROM_TEXT[text[1:]]
     if kind in "mM":
         match = _TYPESTR.fullmatch(text)
         factor, unit = (match[4], match[5]) if match else (None, None)
@@ -326,13 +300,6 @@ def _as_v3(text: Text) -> JSON:
         if kind == other:
             return {"name": name, "configuration": {"length_bytes": itemsize}}
     raise MetadataError(f"dtype: v3 has no {'objects' if kind == 'O' else text}")
-
-
-def _field_as_v3(name: str, field: tuple[Any, ...]) -> list[JSON]:
-    """Return a field of a structured type. Padding is a field of raw bytes, with the name that numpy gives it."""
-    if len(field) > 2 and field[2]:
-        raise MetadataError(f"dtype: v3 has no fields that are arrays ({name})")
-    return [name, _as_v3(field[1])]
 
 
 def little_endian(dtype: DataType) -> DataType:

@@ -37,6 +37,17 @@ def load_json(data: Buffer) -> JSON:
         raise MetadataError("JSON too deep") from None
 
 
+def named(value: JSON, member: str) -> tuple[str, dict[str, JSON]]:
+    """Return name and configuration of an extension, which may be a name alone. Raise MetadataError."""
+    if isinstance(value, str):
+        return value, {}
+    if isinstance(value, dict):
+        name, configuration = value.get("name"), value.get("configuration", {})
+        if isinstance(name, str) and isinstance(configuration, dict):
+            return name, configuration
+    raise MetadataError(f"{member}: expected a name, or an object with name and configuration")
+
+
 def strict_json(value: JSON) -> bytes:
     """Serialise `value` as strict JSON, which readers in every language accept, indented as zarr-python does.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from zarrfs.zarr.errors import CodecError, MetadataError
-from zarrfs.zarr.jsontext import JSON
+from zarrfs.zarr.jsontext import JSON, named
 from zarrfs.zarr.model import SHARDING, CodecSpec
 
 _INDEX_CODECS: JSON = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
@@ -19,17 +19,6 @@ class Shards(NamedTuple):
     codecs: tuple[CodecSpec, ...]  # of inner chunks
     index_codecs: tuple[CodecSpec, ...]
     index_location: str  # start or end
-
-
-def named(value: JSON, member: str) -> tuple[str, dict[str, JSON]]:
-    """Return name and configuration of an extension, which may be a name alone. Raise MetadataError."""
-    if isinstance(value, str):
-        return value, {}
-    if isinstance(value, dict):
-        name, configuration = value.get("name"), value.get("configuration", {})
-        if isinstance(name, str) and isinstance(configuration, dict):
-            return name, configuration
-    raise MetadataError(f"{member}: expected a name, or an object with name and configuration")
 
 
 def parse_codecs(value: JSON) -> tuple[CodecSpec, ...]:

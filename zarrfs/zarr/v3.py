@@ -17,11 +17,11 @@ from zarrfs.zarr import dtypes, fillvalues, v2
 from zarrfs.zarr.common import check_format, node_attributes, regular_grid, required
 from zarrfs.zarr.dtypes import Endian
 from zarrfs.zarr.errors import CodecError, MetadataError
-from zarrfs.zarr.jsontext import JSON
+from zarrfs.zarr.jsontext import JSON, named
 from zarrfs.zarr.keys import DEFAULT, FLAT, KeyTemplate
 from zarrfs.zarr.model import SHARDING, ArrayMetadata, CodecSpec, GroupMetadata
 from zarrfs.zarr.pipelines import PREFIX, check_v3_order
-from zarrfs.zarr.sharding import named, parse_codecs, parse_shards
+from zarrfs.zarr.sharding import parse_codecs, parse_shards
 
 _GROUP_MEMBERS = {"zarr_format", "node_type", "attributes", "consolidated_metadata"}
 _ARRAY_MEMBERS = {
