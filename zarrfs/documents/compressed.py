@@ -5,8 +5,8 @@ Tar and zip files are detected here, too.
 
 from __future__ import annotations
 
+import importlib
 import io
-from collections.abc import Callable
 from typing import IO, Any, cast
 
 from zarrfs.errors import SourceError
@@ -14,37 +14,12 @@ from zarrfs.errors import SourceError
 _MAGIC = 6  # bytes needed to recognise a format
 
 
-def _gzip(file: IO[bytes]) -> IO[bytes]:
-    import gzip
-
-    return cast(IO[bytes], gzip.GzipFile(fileobj=file))
-
-
-def _bzip2(file: IO[bytes]) -> IO[bytes]:
-    import bz2
-
-    return bz2.BZ2File(file)
-
-
-def _xz(file: IO[bytes]) -> IO[bytes]:
-    import lzma
-
-    return lzma.LZMAFile(file)
-
-
-def _zstd(file: IO[bytes]) -> IO[bytes]:
-    import zstandard
-
-    return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-
-
-# first bytes: (name, function that opens a decompressing reader)
-_FORMATS: dict[bytes, tuple[str, Callable[[IO[bytes]], IO[bytes]]]] = {
-    b"\x1f\x8b": ("gzip", _gzip),
-    b"\x28\xb5\x2f\xfd": ("zstd", _zstd),
-    b"\x50\x2a\x4d\x18": ("zstd", _zstd),  # a skippable frame; the output of pzstd begins with one
-    b"\xfd7zXZ\0": ("xz", _xz),
-    b"BZh": ("bzip2", _bzip2),
+_FORMATS = {  # first bytes: the module that reads it
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstandard",
+    b"\x50\x2a\x4d\x18": "zstandard",  # a skippable frame; the output of pzstd begins with one
+    b"\xfd7zXZ\0": "lzma",
+    b"BZh": "bz2",
 }
 
 
@@ -61,9 +36,14 @@ def expanding(file: IO[bytes], limit: int, source: str) -> IO[bytes]:
     """
     head = file.read(_MAGIC)
     file.seek(0)
-    for magic, (name, opened) in _FORMATS.items():
+    for magic, name in _FORMATS.items():
         if head.startswith(magic):
-            return cast(IO[bytes], io.BufferedReader(_Expanding(opened(file), limit, source, name)))
+            module = importlib.import_module(name)
+            if name == "zstandard":
+                reader = module.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+            else:
+                reader = module.open(file)
+            return cast(IO[bytes], io.BufferedReader(_Expanding(reader, limit, source, name)))
     return file
 
 

@@ -7,11 +7,12 @@ Sources: NetCDF-4 file format specification (names, dimensions, coordinates); xa
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ def describe(nodes: Iterable[Node], inlined: Mapping[str, Inlined | str]) -> Des
     variables: list[Variable] = []
     left_out: dict[str, str] = {}
     arrays: dict[str, list[Node]] = {}
-    counter = _Counter()
+    counter = itertools.count()  # for phony dimensions: their numbers are unique in a file, as in the NetCDF library
     for node in ordered:
         if node.problem is not None:
             left_out[node.path] = node.problem
@@ -108,24 +109,17 @@ def describe(nodes: Iterable[Node], inlined: Mapping[str, Inlined | str]) -> Des
     return Description(json.dumps(document, separators=(",", ":")).encode(), tuple(variables), left_out)
 
 
-class _Counter:
-    """The next number for the name of a phony dimension. Numbers are unique in a file, as in the NetCDF library."""
-
-    def __init__(self) -> None:
-        self.next = 0
-
-
 class _Names:
     """The names in use in a group. Each Zarr name gets a unique one that NetCDF allows."""
 
     def __init__(self) -> None:
         self.taken: set[str] = set()
 
-    def unique(self, name: str, also: Iterable[str] = ()) -> str:
-        """Return a valid name like `name` that is neither taken nor in `also`, and mark it as taken."""
+    def unique(self, name: str) -> str:
+        """Return a valid name like `name` that is not taken, and mark it as taken."""
         base = found = valid_name(name)
         number = 2
-        while found in self.taken or found in also:
+        while found in self.taken:
             found, number = f"{base}_{number}", number + 1
         self.taken.add(found)
         return found
@@ -160,7 +154,7 @@ class _Group:
         self._attributes = attributes_of(hidden, None, (() if old is None else ((_OLD_NAME, *_text(old)),)))
 
     def fill(
-        self, arrays: Sequence[Node], left_out: dict[str, str], counter: _Counter,
+        self, arrays: Sequence[Node], left_out: dict[str, str], counter: Iterator[int],
         inlined: Mapping[str, Inlined | str],
     ) -> list[Variable]:
         """Add the variables of `arrays` and return them. Fills `left_out`."""
@@ -205,7 +199,8 @@ class _Group:
         return found
 
     def _dimensions_of(
-        self, array: ArrayMetadata, called: Mapping[str, str], mapped: dict[tuple[str, int], str], counter: _Counter
+        self, array: ArrayMetadata, called: Mapping[str, str], mapped: dict[tuple[str, int], str],
+        counter: Iterator[int],
     ) -> list[str]:
         """Return the names of an array's dimensions in the file."""
         dims: list[str] = []
@@ -229,13 +224,13 @@ class _Group:
         mapped[name, extent] = found
         return found
 
-    def _phony(self, extent: int, taken: Sequence[str], counter: _Counter) -> str:
+    def _phony(self, extent: int, taken: Sequence[str], counter: Iterator[int]) -> str:
         """Return a phony dimension of `extent` that is not in `taken`, the dimensions of the array so far."""
         for name, known in self._phonies.items():
             if known == extent and name not in taken:
                 return name
         while True:
-            name, counter.next = f"phony_dim_{counter.next}", counter.next + 1
+            name = f"phony_dim_{next(counter)}"
             if name not in self._dimensions and name not in self.names.taken:
                 self._dimensions[name] = self._phonies[name] = extent
                 return name
