@@ -47,13 +47,8 @@ class _ViewEntry(NamedTuple):
 
     @property
     def layout(self) -> Hashable:
-        """The header, size, shape, data type and order, which must not change while the file is open."""
-        from zarrfs.views.chunks import is_fortran
-
-        array = self.node.metadata
-        if self.items is None or not isinstance(array, ArrayMetadata):
-            return self.text
-        return self.text, self.items, array.shape, array.dtype, is_fortran(array)
+        """The header, with shape, data type and order, and the size: all that is not read from chunks."""
+        return self.text, self.items
 
 
 class ArraysView(DecodedView):

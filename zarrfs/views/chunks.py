@@ -212,7 +212,7 @@ class Chunks:
 
     def _check_room(self, key: str, size: int) -> None:
         """Raise ReadError for a chunk, or an index, of `size` bytes that does not fit in memory."""
-        if size > max(self._cache.largest, quarter()) + KEPT:
+        if size > max(self._cache.budget, quarter()) + KEPT:
             raise ReadError(key, f"a chunk of {size} bytes does not fit in memory")
 
     def _version_in(self, info: Info) -> ChunkVersion | None:

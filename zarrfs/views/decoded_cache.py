@@ -44,7 +44,7 @@ class DecodedCache:
     """
 
     def __init__(self, budget: int) -> None:
-        self.budget = self.largest = budget
+        self.budget = budget
         self.threads = usable() + 1  # one more than CPUs, because some wait for the event loop
         self._limiter = trio.CapacityLimiter(self.threads)
         self._kept: SizedLRU[Hashable, Decoded] = SizedLRU(lambda decoded: decoded.size)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import operator
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,7 @@ if TYPE_CHECKING:
 
 SUFFIX = ".nc"
 _NODES_MAX = 100_000  # nodes of a hierarchy
-_ENDINGS = (
-    ".gz", ".zst", ".bz2", ".xz", ".lz4", ".json", ".zip", ".zarr", ".parquet", ".parq", ".n5", ".refs", ".nc", ".h5",
-)  # fmt: skip
+_ENDINGS = re.compile(r"(?<=.)(\.(gz|zst|bz2|xz|lz4|json|zip|zarr|parquet|parq|n5|refs|nc|h5))+$", re.IGNORECASE)
 
 Build = Callable[[bytes, str], Awaitable[bytes]]
 
@@ -157,11 +156,6 @@ def _described(key: str, nodes: list[Node], inlined: dict[str, Inlined | str]) -
 def name_of(source: str) -> str:
     """Return the name, without suffix, of the file that shows `source`: its last part without known endings."""
     name = source.split("::")[0].split("?")[0].rstrip("/").rpartition("/")[2]
-    stripped = True
-    while stripped:
-        stripped = False
-        for ending in _ENDINGS:
-            if name.lower().endswith(ending) and len(name) > len(ending):
-                name, stripped = name[: -len(ending)], True
+    name = _ENDINGS.sub("", name)
     name = "".join("_" if char < " " or char == "\x7f" else char for char in name).strip(". ")
     return "data" if not name or name_rule(name + SUFFIX) else name

@@ -75,24 +75,14 @@ def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
 
 def unpack(data: bytes) -> Header:
     """Return the header that pack() packed. Raise ValueError, KeyError or TypeError if it is damaged."""
-    head, _, rest = data.partition(b"\n")
-    found = json.loads(head)
-    parts, at = [], 0
-    for address, length in found["parts"]:
-        parts.append((address, rest[at : at + length]))
-        at += length
-    if at != len(rest):
-        raise ValueError("its length is not that of its parts")
-    return Header(found["size"], tuple(parts), tuple(found["places"]))
+    found = json.loads(data)
+    parts = tuple((address, bytes.fromhex(text)) for address, text in found["parts"])
+    return Header(found["size"], parts, tuple(found["places"]))
 
 
 def pack(header: Header) -> bytes:
     """Serialise a header."""
-    about = {
-        "size": header.size, "parts": [(address, len(data)) for address, data in header.parts],
-        "places": header.places,
-    }  # fmt: skip
-    return json.dumps(about).encode() + b"\n" + b"".join(data for _, data in header.parts)
+    return json.dumps(vars(header) | {"parts": [(at, data.hex()) for at, data in header.parts]}).encode()
 
 
 def write(description: bytes) -> Header:
