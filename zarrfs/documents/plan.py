@@ -19,7 +19,6 @@ class Plan:
     index: str | None = None  # an index file
     temporary: bool = False  # the index is for one command or mount: open_plan() unlinks it
     origin: str = ""  # URL of a document from the network, which limits the targets it may reach; "" for a local one
-    private: bool = False  # whether the server of `origin` has an address that is not public
     base: str = ""  # the base of relative target URLs, with a trailing "/"
     mtime_ns: int | None = None  # of the document
     lists: bool = True  # whether the server behind `url` can list

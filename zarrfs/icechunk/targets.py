@@ -49,8 +49,8 @@ class RepositoryTargets(Targets):
     repository itself may be read even if local targets are restricted, because the user named the repository.
     """
 
-    def __init__(self, options: Options, base: str, origin: str = "", private: bool = False) -> None:
-        super().__init__(options, base, origin, private)
+    def __init__(self, options: Options, base: str, origin: str = "") -> None:
+        super().__init__(options, base, origin)
         roots, rule = self._trust.local_roots(self._base)
         if roots is not None and self._base.startswith("/"):
             self.local = LocalFiles((*roots, os.path.realpath(self._base)), rule)

@@ -1,9 +1,8 @@
-"""Network addresses: which are public, in all spellings that a resolver accepts, and which were connected to."""
+"""Network addresses: which are public, in all spellings that a resolver accepts."""
 
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
 
 _PUBLIC_6 = ipaddress.IPv6Network("2000::/3")  # IANA: global unicast; all others are local, mapped or not assigned
@@ -11,22 +10,6 @@ _PUBLIC_6 = ipaddress.IPv6Network("2000::/3")  # IANA: global unicast; all other
 _NOT_PUBLIC = frozenset(("168.63.129.16",))
 # Networks in which the last 32 bits are the IPv4 address that is reached: mapped (RFC 4291), NAT64 (RFC 6052).
 _EMBEDDED = tuple(map(ipaddress.IPv6Network, ("::ffff:0:0/96", "64:ff9b::/96")))
-
-_met: set[bool] = set()  # True, False or both: whether servers that this process connects to are public
-os.register_at_fork(after_in_child=_met.clear)
-
-
-def note_met(public: bool) -> None:
-    """Note that this process connects to a server with a public or private address, directly or through a proxy.
-
-    The address of a proxy itself is not noted, because it says nothing about the server.
-    """
-    _met.add(public)
-
-
-def met_private_only() -> bool:
-    """Return whether this process, which fetched one document, connected to private addresses only."""
-    return _met == {False}
 
 
 def is_public(address: str) -> bool:

@@ -18,7 +18,7 @@ import trio
 
 from zarrfs.concurrency.tasks import in_background
 from zarrfs.errors import AccessDenied
-from zarrfs.net.addresses import is_public, not_public, note_met
+from zarrfs.net.addresses import is_public, not_public
 from zarrfs.net.proxies import Proxy, tunnel
 from zarrfs.net.responses import Transient
 from zarrfs.net.tls import Tls, context_of, tls_error
@@ -94,11 +94,8 @@ class Server:
         error: Exception = OSError(errno.EHOSTUNREACH, "no address")
         admitted = []
         for family, address in self._addresses:
-            public = is_public(str(address[0]))
-            if self.proxy is None:
-                note_met(public)
             # With a proxy, this is the address of the proxy, which the user has named, so it may be private.
-            if public or not self.guarded or self.proxy:
+            if not self.guarded or self.proxy or is_public(str(address[0])):
                 admitted.append((family, address))
             else:
                 error = AccessDenied(where, not_public(str(address[0])))

@@ -56,13 +56,10 @@ class Given(NamedTuple):
 
 
 class Trust:
-    """The rules for the targets of one document, which came from the URL `origin`; "" for a local document.
+    """The rules for the targets of one document, which came from the URL `origin`; "" for a local document."""
 
-    `private`: the document came from an address that is not public, so its server may be contacted there for targets.
-    """
-
-    def __init__(self, options: Options, origin: str = "", private: bool = False) -> None:
-        self._options, self._private = options, private
+    def __init__(self, options: Options, origin: str = "") -> None:
+        self._options = options
         self._origin = split_chain(origin)[-1]  # of a chain: where the archive is
         here = not self._origin or (urls.protocols(self._origin) or LOCAL)[0] in (*LOCAL, "memory")
         self.remote = not here
@@ -125,13 +122,7 @@ class Trust:
         """Return whether connections to this web server may lead to public addresses only."""
         if not self.remote or self._allows("private"):
             return False
-        from zarrfs.net.addresses import literal
-
-        at = urls.place_of(scheme, name, port)
-        # The origin's name may resolve to another address after the document has been read. So its server may have a
-        # private address only if the document came from one, or if the URL of the origin has an address for a name.
-        own = at == self._own and (self._private or literal(name) is not None)
-        return not own and at != self._base
+        return urls.place_of(scheme, name, port) not in (self._own, self._base)
 
     def _allows(self, what: str) -> bool:
         return what in self._options.allow or "all" in self._options.allow

@@ -53,9 +53,7 @@ def open_set(plan: Plan, options: Options) -> ParquetStore:
     """Return the store for the plan of a set, without reading anything yet."""
     memory = memory_limit(options)
     share = memory // 4  # for record files; the rest is for bytes of targets
-    targets = Targets(
-        dataclasses.replace(options, memory_limit=memory - share), plan.base, plan.origin, plan.private
-    )
+    targets = Targets(dataclasses.replace(options, memory_limit=memory - share), plan.base, plan.origin)
     limit = Bound(max(share, _LEAST), "memory_limit")
     if options.document_limit < limit.size:
         limit = Bound(options.document_limit)
@@ -293,9 +291,7 @@ class ParquetStore(Store):
 
     # -- chunks
 
-    async def _chunks(
-        self, array: str, grid: Grid, record_size: int, start: int
-    ) -> AsyncIterator[tuple[str, int]]:
+    async def _chunks(self, array: str, grid: Grid, record_size: int, start: int) -> AsyncIterator[tuple[str, int]]:
         """Yield (name, size) of the chunks from number `start` on; the size is negative if it is not known yet."""
         async for number, first, last, record in self._records_of(array, grid, start):
             at = number * record_size

@@ -206,11 +206,11 @@ def _open_index(plan: Plan, path: str, options: Options) -> Store:
     elif plan.kind == "icechunk":
         from zarrfs.icechunk.targets import RepositoryTargets
 
-        targets = RepositoryTargets(options, plan.base, plan.origin, plan.private)
+        targets = RepositoryTargets(options, plan.base, plan.origin)
     else:
         from zarrfs.store.targets import Targets
 
-        targets = Targets(options, plan.base, plan.origin, plan.private)
+        targets = Targets(options, plan.base, plan.origin)
     store = IndexStore(path, targets, plan.mtime_ns)
     discard(plan)
     return store

@@ -247,15 +247,6 @@ def _detect(document: JsonDocument, options: Options) -> tuple[str, Callable[[Js
     raise SourceError(document.source, "neither a reference set nor a file archive; see -o type=")
 
 
-def _with_private(plan: Plan) -> Plan:
-    """Return `plan` with `private` set. This process must have fetched nothing but the document of the plan."""
-    if not plan.origin:
-        return plan
-    from zarrfs.net.addresses import met_private_only
-
-    return dataclasses.replace(plan, private=met_private_only())
-
-
 def _end(*_: object) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # while temporary files are removed
         signal.signal(number, signal.SIG_IGN)
@@ -282,8 +273,7 @@ def answer(request: bytes) -> bytes:
     given |= {name: tuple(given[name]) for name, field in TABLE.items() if field.metadata["many"]}
     source = asked["source"]
     try:
-        plan = _with_private(prepare(source, Options(**given), b64decode(asked["content"])))
-        reply = dataclasses.asdict(plan)
+        reply = dataclasses.asdict(prepare(source, Options(**given), b64decode(asked["content"])))
     except UsageError as exc:
         reply = {"usage": str(exc)}
     except SourceError as exc:

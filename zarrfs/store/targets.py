@@ -87,14 +87,13 @@ class TargetReader(abc.ABC):
 class Targets(TargetReader):
     """A reader of local files and URLs; relative ones are resolved against `base`, which ends in "/".
 
-    `origin` is the URL of the document that names the targets, "" for a local one; `private`: whether its server's
-    address is not public.
+    `origin` is the URL of the document that names the targets, "" for a local one.
     """
 
-    def __init__(self, options: Options, base: str = "", origin: str = "", private: bool = False) -> None:
+    def __init__(self, options: Options, base: str = "", origin: str = "") -> None:
         found = urls.protocols(base)
         self._base = base if found and found[0] not in LOCAL else urls.file_path(base)
-        self._options, self._trust = options, Trust(options, origin, private)
+        self._options, self._trust = options, Trust(options, origin)
         self.local = LocalFiles(*self._trust.local_roots(self._base))
         self._remote: RemoteFiles | None = None
         self._paths: LRU[str, str] = LRU(_KNOWN)
