@@ -32,7 +32,7 @@ def test_arrays_of_sample_stores_are_parsed(sample: Sample) -> None:
 
 def test_entry_points_keys_and_nodes_are_parsed() -> None:
     store = DRAFT[0].store
-    entry = draft.EntryPoint()
+    entry = ".json"
     assert draft.entry_point((store / "zarr.json").read_bytes()) == entry
     assert draft.entry_point(json.dumps(V3).encode()) is None
     group = draft.parse("group", (store / draft.document_keys("", entry)[1]).read_bytes())

@@ -76,7 +76,7 @@ class Hierarchy:
         self._remote = store.remote
         self._consolidated: dict[str, dict[str, JSON]] | None = None  # documents of a remote store, by path and name
         self._consolidated_by: NodeDocument | None = None  # the document that holds them
-        self._draft: draft.EntryPoint | None = None  # of a store of the experimental v3
+        self._draft: str | None = None  # the suffix of documents in a store of the experimental v3
         self._lock = trio.Lock()
 
     # -- nodes
@@ -280,26 +280,23 @@ class Hierarchy:
 
     async def _documents(self, directory: str) -> tuple[NodeDocument, ...]:
         """Find the document that makes a directory a node, and the document of its attributes."""
-        names = NODE_DOCUMENTS
-        if self._remote:
-            there: dict[str, NodeDocument] = {}
+        there: dict[str, NodeDocument] = {}
 
-            async def ask(name: str) -> None:
-                if (document := await self._document(directory, name)) is not None:
-                    there[name] = document
+        async def ask(name: str) -> None:
+            if (document := await self._document(directory, name)) is not None:
+                there[name] = document
 
-            await ask(names[0])  # if it exists, the others are not needed: most stores take one request
-            if not there:
-                await for_each(ask, [*names[1:], *{*ATTRIBUTE_DOCUMENTS.values()}])
-        for name in names:
-            made = there.get(name) if self._remote else await self._document(directory, name)
-            if made is None:
-                continue
-            beside = ATTRIBUTE_DOCUMENTS.get(name)
-            if beside is None:
-                return (made,)
-            attributes = there.get(beside) if self._remote else await self._document(directory, beside)
-            return (made,) if attributes is None else (made, attributes)
+        await ask(NODE_DOCUMENTS[0])  # if it exists, the others are not needed: most stores take one request
+        if not there and self._remote:
+            await for_each(ask, [*NODE_DOCUMENTS[1:], *{*ATTRIBUTE_DOCUMENTS.values()}])
+        for name in NODE_DOCUMENTS:
+            if not there and not self._remote:
+                await ask(name)
+            if name in there:
+                beside = ATTRIBUTE_DOCUMENTS.get(name, "")
+                if beside and not self._remote:
+                    await ask(beside)
+                return tuple(there[each] for each in (name, beside) if each in there)
         return ()
 
     async def _document(self, directory: str, name: str) -> NodeDocument | None:
@@ -417,9 +414,9 @@ class Hierarchy:
 
     # -- experimental v3
 
-    async def _draft_documents(self, path: str, entry: draft.EntryPoint) -> tuple[NodeDocument, ...]:
+    async def _draft_documents(self, path: str, suffix: str) -> tuple[NodeDocument, ...]:
         """Return the document of a node, or () for an implied group. Raise NotFound if there is neither."""
-        for kind, key in zip(("array", "group"), draft.document_keys(path, entry), strict=True):
+        for kind, key in zip(("array", "group"), draft.document_keys(path, suffix), strict=True):
             if (found := await self._document(*split_key(key))) is not None:
                 return (found._replace(name=kind),)
         if path:
@@ -430,7 +427,7 @@ class Hierarchy:
                 return (NodeDocument(resolved[0], "group", resolved[1]),)
         return ()
 
-    async def _draft_children(self, path: str, entry: draft.EntryPoint) -> list[Info]:
+    async def _draft_children(self, path: str, suffix: str) -> list[Info]:
         names: dict[str, Info] = {}
         inside = join_key(draft.META_ROOT, path) if path else draft.META_ROOT
         try:
@@ -441,7 +438,7 @@ class Hierarchy:
                     if linked.kind is Kind.DIRECTORY:  # the link may lead to a group above
                         continue
                     info = linked._replace(name=info.name)
-                made = draft.node_of_key(key, entry) if info.kind is Kind.FILE else None
+                made = draft.node_of_key(key, suffix) if info.kind is Kind.FILE else None
                 if made:
                     name = split_key(made[0])[1]
                 else:

@@ -7,7 +7,6 @@ The root has `zarr.json` (the entry point), `meta/root/a.group.json`, `meta/root
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 from zarrfs.system.buffers import Buffer
 from zarrfs.zarr import v2
@@ -23,14 +22,11 @@ _CODEC = "https://purl.org/zarr/spec/codec/"
 _KINDS = ("array", "group")
 
 
-class EntryPoint(NamedTuple):
-    """The `zarr.json` at the root of an experimental store."""
+def entry_point(data: Buffer) -> str | None:
+    """Return the suffix of the names of metadata documents in an experimental store, from its `zarr.json`.
 
-    suffix: str = ".json"  # of the names of metadata documents
-
-
-def entry_point(data: Buffer) -> EntryPoint | None:
-    """Parse the entry point of an experimental store; None for a `zarr.json` of Zarr v3. Raise MetadataError."""
+    Return None for a `zarr.json` of Zarr v3. Raise MetadataError.
+    """
     document = load_json(data)
     version = document.get("zarr_format") if isinstance(document, dict) else None
     if not isinstance(version, str):
@@ -41,19 +37,19 @@ def entry_point(data: Buffer) -> EntryPoint | None:
     if not isinstance(suffix, str) or "/" in suffix or "\0" in suffix:
         raise MetadataError("metadata_key_suffix: not the end of a name")
     _check_extensions(document)
-    return EntryPoint(suffix)
+    return suffix
 
 
-def document_keys(path: str, entry: EntryPoint) -> tuple[str, str]:
+def document_keys(path: str, suffix: str) -> tuple[str, str]:
     """Return the keys of an array's document and of a group's document for a node at `path` ("" is the root)."""
     head = f"{META_ROOT}/{path}" if path else META_ROOT
-    return f"{head}.array{entry.suffix}", f"{head}.group{entry.suffix}"
+    return f"{head}.array{suffix}", f"{head}.group{suffix}"
 
 
-def node_of_key(key: str, entry: EntryPoint) -> tuple[str, str] | None:
+def node_of_key(key: str, suffix: str) -> tuple[str, str] | None:
     """Return (path, "array" or "group") of the node whose document is at `key`; None for other keys."""
     for kind in _KINDS:
-        end = f".{kind}{entry.suffix}"
+        end = f".{kind}{suffix}"
         if key == META_ROOT + end:
             return "", kind
         path = key[len(META_ROOT) + 1 : -len(end)]
