@@ -53,6 +53,7 @@ def copy(
     status is 1. Times, modes and holes are kept, owners and set-user-ID bits are not. Nothing at DEST is removed.
     """
     from zarrfs.copying.copy import CopyReport, copy_store
+    from zarrfs.store.index import IndexStore
     from zarrfs.store.uri import path_of_uri
 
     share, report = common.share(shard), CopyReport()
@@ -63,8 +64,8 @@ def copy(
             raise UsageError(f"{dest}: lies in {source}: name a directory outside of it")
 
     async def body(store: Store, plan: Plan) -> None:
-        if source == STDIN:  # it is the time of a temporary file, and differs when the copy is resumed
-            store.hide_document_time()
+        if source == STDIN and isinstance(store, IndexStore):  # the time of a temporary file: another one next time
+            store.mtime_ns = None
         with meter.displayed(meter.of(report), parsed.options.log_level == "error"):
             await copy_store(store, dest, report, include, exclude, overwrite, share, sync)
 

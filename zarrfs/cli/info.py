@@ -117,7 +117,9 @@ async def _links_of(path: str, options: Options) -> dict[str, Any]:
 
 async def _absent_records(store: Store, ask: bool) -> dict[str, int]:
     """Return the numbers of all record files and of absent ones of a Parquet set, if they can be counted."""
-    found = await store.absences(ask=ask)
+    from zarrfs.references.parquet import ParquetStore
+
+    found = await store.absences(ask=ask) if isinstance(store, ParquetStore) else None
     return {} if found is None else {"record_files": found.record_files, "absent_records": found.absent}
 
 

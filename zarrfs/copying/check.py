@@ -20,6 +20,7 @@ from zarrfs.config.shares import WHOLE, Share
 from zarrfs.copying.array_survey import nodes_of
 from zarrfs.copying.check_report import BAD_METADATA, OUTSIDE, UNDECODED, ArrayCheck, CheckReport, Unsound
 from zarrfs.errors import NotDirectory, NotFound, ReadError, StoreError, ZarrfsError
+from zarrfs.references.parquet import ParquetStore
 from zarrfs.store.api import Info, Kind, Store, join_key, split_key
 from zarrfs.store.traversal import PIECE, check_length, extents, follow, walk
 from zarrfs.system.buffers import Buffer
@@ -107,7 +108,7 @@ class _Check:
     async def _count_absent_records(self, key: str) -> None:
         """Count the absent record files of a Parquet set, after all record files have been read."""
         try:
-            found = await self._store.absences(key)
+            found = await self._store.absences(key) if isinstance(self._store, ParquetStore) else None
         except ReadError as exc:
             self._report.add(key, exc)
         else:

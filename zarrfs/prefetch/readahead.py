@@ -289,7 +289,7 @@ class KeyReadAhead:
                 return None
             self._drop(listing)
         self._wait -= 1
-        if self._wait > 0 or not (self._store.knows_names or self._are_files_of_one_directory()):
+        if self._wait > 0 or not (self._store.immutable or self._are_files_of_one_directory()):
             return None
         self._patience = self._wait = min(2 * self._patience, _LOOKS)
         return functools.partial(self._guarded, self._follow_listing, size)

@@ -24,7 +24,7 @@ from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, Source
 from zarrfs.references.keys import printable as shown
 from zarrfs.references.parquet_files import Directory, Remote
 from zarrfs.references.parquet_metadata import ABSENT, DOCUMENT, UNKNOWN, Bound, ParquetSet, is_chunk_like, read_set
-from zarrfs.store.api import Absences, Info, Kind, Store, Usage, Value, join_key, split_key
+from zarrfs.store.api import Info, Kind, Store, Usage, Value, join_key, split_key
 from zarrfs.store.targets import TargetReader, Targets
 from zarrfs.store.values import BytesValue
 from zarrfs.system.buffers import Buffer
@@ -65,6 +65,14 @@ def open_set(plan: Plan, options: Options) -> ParquetStore:
     return ParquetStore(place, targets, share, limit, plan.mtime_ns)
 
 
+class Absences(NamedTuple):
+    """The counts of absent and possible record files."""
+
+    absent: int
+    record_files: int
+    first: str = ""  # the first absent record file
+
+
 class Chunk(NamedTuple):
     """The location of a chunk's reference."""
 
@@ -87,7 +95,6 @@ class ParquetStore(Store):
     """
 
     immutable = True
-    knows_names = True
 
     def __init__(
         self, place: Directory | Remote, targets: TargetReader, memory: int, limit: Bound,

@@ -45,10 +45,6 @@ class Info(NamedTuple):
     unreadable: str = ""  # why it cannot be read, if that is known without opening it
 
 
-PlainPart = tuple[int, int, Buffer | None, str, int]  # start, length, data, url and offset of a Part
-# name, kind, size, mode, mtime_ns, allocated and target of an Info; the parts of a file, None if not known
-Entry = tuple[str, int, int | None, int | None, int | None, int | None, str | None, list[PlainPart] | None]
-
 SET_IDS = stat.S_ISUID | stat.S_ISGID
 
 
@@ -80,14 +76,6 @@ class Reference(NamedTuple):
     url: str = ""  # as written in the set: may be relative
     offset: int = 0
     length: int | None = None  # bytes; None: all of the target
-
-
-class Absences(NamedTuple):
-    """The counts of absent and possible record files of a Parquet set."""
-
-    absent: int
-    record_files: int
-    first: str = ""  # the first absent record file
 
 
 class Value(abc.ABC):
@@ -138,9 +126,8 @@ class Store(abc.ABC):
     """
 
     immutable: bool = False  # no key ever changes: the kernel may cache names, attributes and pages indefinitely
-    knows_names: bool = False  # names are looked up and listed without a request to a server
     sizes_known: bool = False  # the sizes of all files are known without a request to a target
-    links_cross_layers: bool = False  # open() resolves links within one layer only: resolve them first, with info()
+    has_links: bool = False  # there may be symbolic links: keys for info(), list_dir() and open() come from followed()
 
     async def lists(self, prefix: str) -> bool:
         """Return whether list_dir() of a directory yields all existing names, without a request for each of them."""
@@ -235,19 +222,9 @@ class Store(abc.ABC):
         """Return (entry, rule) for every entry of the source's document that is left out because it breaks a rule."""
         return []
 
-    async def absences(self, prefix: str = "", ask: bool = True) -> Absences | None:
-        """Count the absent record files of a Parquet set at and below `prefix`; None if this is no Parquet set.
-
-        Unless `ask`, no record file is read; the result is also None if they cannot be counted without that.
-        """
-        return None
-
     def blocking(self) -> BlockingReader | None:
         """Return a reader of the same tree for threads and forked processes; None if reads need the event loop."""
         return None
-
-    def hide_document_time(self) -> None:  # noqa: B027
-        """Report no mtime for entries that have none of their own, instead of the mtime of their document."""
 
     @abc.abstractmethod
     async def aclose(self) -> None:

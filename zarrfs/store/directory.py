@@ -44,7 +44,6 @@ from zarrfs.store.api import (
     Value,
     check_key,
     join_key,
-    keys_below,
     split_key,
 )
 from zarrfs.store.uri import file_uri
@@ -90,6 +89,7 @@ class FileSystemStore(Store, BlockingReader):
     def __init__(self, path: str, links: Links = Links.KEEP, allowed: Sequence[str] = ()) -> None:
         self.path = os.path.abspath(path)
         self._links, self._allowed = links, allowed
+        self.has_links = links is not Links.FOLLOW
         try:
             self._base = BaseDirectory(path)
         except OSError as exc:
@@ -136,32 +136,6 @@ class FileSystemStore(Store, BlockingReader):
     def open_file(self, key: str) -> int:
         with answers(key):
             return self._open_value(key, _path_of_key(key, root=True))
-
-    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        if self._links is not Links.KEEP:
-            async for key in keys_below(self, prefix):
-                yield key
-            return
-        with answers(prefix):
-            path = _path_of_key(prefix, root=True)
-            first = await trio.to_thread.run_sync(self._children, path)
-        stack = [(prefix, iter(first))]
-        while stack:
-            directory, children = stack[-1]
-            for name, below in children:
-                key = join_key(directory, name)
-                if not below:
-                    yield key
-                    continue
-                try:
-                    with answers(key):
-                        found = await trio.to_thread.run_sync(self._children, os.fsencode(key))
-                except (NotFound, NotDirectory):
-                    continue  # removed since its parent was listed
-                stack.append((key, iter(found)))
-                break
-            else:
-                stack.pop()
 
     async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         info = await self.info(key)
@@ -429,21 +403,6 @@ class FileSystemStore(Store, BlockingReader):
             return os.open(b".", _DIRECTORY | os.O_CLOEXEC, dir_fd=found)
         finally:
             os.close(found)
-
-    def _children(self, path: bytes) -> list[tuple[str, bool]]:
-        """Return (name, whether it is a directory) of the keys in a directory, sorted."""
-        directory = self._open_listed(path)
-        try:
-            with os.scandir(directory) as entries:
-                found = [
-                    (entry.name, entry.is_dir(follow_symlinks=False))
-                    for entry in entries
-                    if not _reserved(entry.name)
-                ]
-        finally:
-            os.close(directory)
-        found.sort()
-        return found
 
     def _set(self, path: bytes, value: Buffer) -> None:
         above, _, name = path.rpartition(b"/")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sqlite3
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -17,11 +16,9 @@ from zarrfs.concurrency.tasks import for_each, in_background
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, StoreError
 from zarrfs.store.api import (
     BlockingReader,
-    Entry,
     Info,
     Kind,
     Part,
-    PlainPart,
     Store,
     Usage,
     Value,
@@ -66,7 +63,7 @@ class IndexStore(Store):
     """
 
     immutable = True
-    knows_names = True
+    has_links = True
 
     def __init__(self, path: str, targets: TargetReader, mtime_ns: int | None = None) -> None:
         self._db = open_database(path)
@@ -97,9 +94,6 @@ class IndexStore(Store):
         (broken,) = self._db.execute("SELECT count(*) FROM entry WHERE place=?", (ContentKind.BROKEN,)).fetchone()
         return {"files": usage.files, "bytes": usage.bytes, "broken": broken, "problems": problems}
 
-    def hide_document_time(self) -> None:
-        self.mtime_ns = None
-
     # -- the Store interface
 
     async def info(self, key: str, sized: bool = True) -> Info:
@@ -127,14 +121,14 @@ class IndexStore(Store):
             if len(page) < size_of_page:
                 return
             size_of_page = _PAGE
-            if page[-1][0] <= after:
-                raise ReadError(prefix, "the index is damaged: names in no order")
             after = page[-1][0]
 
     async def open(self, key: str) -> Value:
         row = self._row_of_key(key)
         if row.kind == Kind.DIRECTORY:
             raise IsDirectory(key)
+        if row.kind == Kind.SYMLINK:
+            raise ReadError(key, "is a symbolic link, which is not followed here")
         if row.place == ContentKind.BROKEN:
             raise ReadError(key, self._reason(row.ref))
         info = self._info(row)
@@ -237,8 +231,6 @@ class IndexStore(Store):
             return Info(name, Kind.FILE, size, mode, mtime_ns, None, held, unreadable=unreadable)
         if kind == 1:
             return Info(name, Kind.DIRECTORY, 0, mode, mtime_ns, None, None, size + 2)
-        if size > TARGET_MAX:
-            raise ReadError(name, "the index is damaged: a symbolic link that is too long")
         target = self._inline(ref, 0, size).decode()
         return Info(name, Kind.SYMLINK, size, mode, mtime_ns, target)
 
@@ -276,17 +268,9 @@ class IndexStore(Store):
         row = self._row_of_key(key)
         if row.kind != Kind.DIRECTORY:
             raise NotDirectory(key)
-        _check_order(key, self._directory(split_key(key)[0]), row.ref)
         return self._directories.put(key, row.ref)
 
     # -- bytes
-
-    def _whole_value(self, key: str, ref: int, size: int) -> bytes:
-        """Return an inline value; raise ReadError unless it has `size` bytes, as in any reference set."""
-        with contextlib.closing(self._db.blobopen("value", "data", ref, readonly=True)) as blob:
-            if len(blob) != size:
-                raise ReadError(key, f"the index is damaged: {len(blob)} bytes inline, and a size of {size}")
-            return blob.read()
 
     def _reason(self, ref: int) -> str:
         """Return the rule that a BROKEN entry breaks."""
@@ -376,15 +360,6 @@ class IndexStore(Store):
         return self._targets.resolve(self._url(ref), shown)
 
 
-def _check_order(key: str, parent: int, ident: int) -> None:
-    """Raise ReadError unless a directory has a higher id than its parent.
-
-    In a forged index a directory may contain itself, so that a walk would never end.
-    """
-    if ident <= parent:
-        raise ReadError(key, "the index is damaged: a directory that contains itself")
-
-
 class _IndexValue(Value):
     __slots__ = ("_row", "_store")
 
@@ -396,71 +371,33 @@ class _IndexValue(Value):
         return await self._store.read_row(self._row, self.size, start, length)
 
 
+_PARTS = """
+SELECT e.name, e.place, v.data, r.start, r.length, t.url, r.offset
+FROM entry e
+LEFT JOIN value v ON e.place=0 AND v.id=e.ref
+LEFT JOIN region r ON e.place=3 AND r.owner=e.ref
+LEFT JOIN target t ON t.id=r.target
+WHERE e.parent=? AND e.kind=0 AND e.name IN (SELECT value FROM json_each(?)) ORDER BY e.name, r.start
+"""
+
+
 class _IndexReader(BlockingReader):
     def __init__(self, store: IndexStore) -> None:
         self._store, self._targets = store, store._targets
 
     def parts_in(self, prefix: str, names: Sequence[str]) -> dict[str, list[Part] | None]:
+        known = {ContentKind.INLINE, ContentKind.HOLE}
+        if self._targets.has_whole:
+            known.add(ContentKind.REGIONS)
         found: dict[str, list[Part] | None] = {}
-        for entry in entries_of(self._store._db, self._store._directory(prefix), self._store.mtime_ns, names):
-            parts = None if entry[7] is None else [Part(*part) for part in entry[7]]
-            if parts and parts[0].data is None and not self._targets.has_whole:
-                parts = None
-            found[entry[0]] = parts
+        rows = self._store._db.execute(_PARTS, (self._store._directory(prefix), json.dumps(names)))
+        for name, place, data, start, length, url, offset in rows:
+            parts = found.setdefault(name, [] if place in known else None)
+            if parts is not None and data:
+                parts.append(Part(0, len(data), data))
+            elif parts is not None and url is not None:
+                parts.append(Part(start, length, None, url, offset))
         return found
 
     def blob(self, url: str) -> memoryview | None:
         return self._targets.whole(url)
-
-
-TARGET_MAX = 4095  # bytes of a symbolic link's target
-_MANY_REGIONS = 4096  # regions: a listing yields no parts of a file that has more
-
-_QUERY = """
-SELECT e.name, e.kind, e.size, e.mode, e.mtime_ns, e.held, e.place, v.data, r.start, r.length, t.url, r.offset
-FROM entry e
-LEFT JOIN value v ON (e.place=0 OR e.kind=2) AND v.id=e.ref
-LEFT JOIN region r ON e.place=3 AND r.owner=e.ref
-LEFT JOIN target t ON t.id=r.target
-WHERE e.parent=? AND {which} ORDER BY e.name, r.start
-"""
-_ALL, _SOME = "e.name>''", "e.name IN (SELECT value FROM json_each(?)) AND e.kind=0"
-
-
-def entries_of(
-    db: sqlite3.Connection, parent: int, usual_ns: int | None, names: Sequence[str] | None = None
-) -> Iterator[Entry]:
-    """Yield the entries of the directory with id `parent`, or only its files in `names`.
-
-    `usual_ns`: the default mtime. Without `names`, files of very many regions have no parts. Blocks; can be called in
-    any thread. Raise sqlite3.Error.
-    """
-    entry: Entry | None = None
-    last = ""
-    most = _MANY_REGIONS if names is None else 1 << 62
-    which, more = (_ALL, ()) if names is None else (_SOME, (json.dumps(names),))
-    for name, kind, size, mode, mtime_ns, held, place, data, start, length, url, offset in db.execute(
-        _QUERY.format(which=which), (parent, *more)
-    ):
-        if name == last and entry is not None:  # one more region
-            if entry[7] is not None:
-                entry[7].append((start, length, None, url, offset))
-                entry = (*entry[:7], None) if len(entry[7]) > most else entry
-            continue
-        if entry is not None:
-            yield entry
-        last, target = name, None
-        parts: list[PlainPart] | None = None
-        if kind == Kind.SYMLINK:
-            target = data.decode() if size == len(data) <= TARGET_MAX else None
-        elif kind == Kind.DIRECTORY:
-            size = 0  # its row has the number of subdirectories
-        elif kind == Kind.FILE and place == ContentKind.REGIONS:
-            parts = [] if start is None else [(start, length, None, url, offset)]
-        elif kind == Kind.FILE and place == ContentKind.INLINE:
-            parts = [(0, len(data), data, "", 0)] if data else []
-        elif kind == Kind.FILE and place == ContentKind.HOLE:
-            parts = []
-        entry = name, kind, size, mode, usual_ns if mtime_ns is None else mtime_ns, held, target, parts
-    if entry is not None:
-        yield entry

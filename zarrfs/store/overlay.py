@@ -154,7 +154,7 @@ class Overlay(Store):
         self.lower, self.upper, self.owner = lower, upper, owner
         self.immutable = lower.immutable if lower is not None else False
         # a store on a server has no links, and resolving them would take a request for every parent of a key
-        self.links_cross_layers = lower is None or lower.knows_names or not lower.remote
+        self.has_links = lower is None or lower.has_links or not lower.remote
         self.mode_of: Callable[[Info], int] = ordinary_mode  # permission bits of entries that are copied up
         self._copies: dict[str, trio.Lock] = {}
         self._told: set[str] = set()

@@ -90,48 +90,24 @@ async def open_followed(store: Store, key: str) -> Value:
 
     Raise what Store.open() does, and ReadError for a link that is dangling or leads out of the store.
     """
-    if store.links_cross_layers:
-        return await store.open(await followed(store, key))
-    try:
-        value = await store.open(key)
-    except (NotFound, NotDirectory):
-        # a store on a server has no links, and resolving them would take a request for every part of the key
-        at = await _followed(store, key) if store.knows_names or not store.remote else None
-        if at is None or at == key:
-            raise
-    else:
-        if value.info.kind is not Kind.SYMLINK:
-            return value
-        value.close()
-        at, _info = await resolve(store, key)
-    return await store.open(at)
+    return await store.open(await followed(store, key))
 
 
 async def followed(store: Store, key: str) -> str:
     """Return the key that `key` resolves to, following links in every part of it; stat or list that key.
 
-    Return `key` itself for a store on a server, which has no links, and for a link out of a directory store, which
-    follows it if that is allowed. Raise NotFound or NotDirectory, and ReadError for a link that is dangling, in a
-    circle, or leads out of the store.
+    Raise NotFound or NotDirectory, and ReadError for a link that is dangling, in a circle, or leads out of the store:
+    its bytes are unreadable, not absent.
     """
-    if key_rule(key) or (store.remote and not (store.links_cross_layers or store.knows_names)):
+    if not store.has_links or key_rule(key):
         return key
-    if not store.links_cross_layers:
-        with contextlib.suppress(NotFound, NotDirectory):
-            if (await store.info(key, sized=False)).kind is not Kind.SYMLINK:
-                return key
-    at = await _followed(store, key)
-    if at is None and (store.links_cross_layers or store.knows_names):
-        raise ReadError(key, "is, or lies behind, a symbolic link out of the source, or in a circle")
-    return key if at is None else at
-
-
-async def _followed(store: Store, key: str) -> str | None:
-    """Return follow(); raise ReadError for a dangling link, because its bytes are unreadable, not absent."""
     try:
-        return await follow(store, key)
+        at = await follow(store, key)
     except Dangling as exc:
         raise ReadError(key, "is, or lies behind, a symbolic link that leads nowhere") from exc
+    if at is None:
+        raise ReadError(key, "is, or lies behind, a symbolic link out of the source, or in a circle")
+    return at
 
 
 async def get_followed(store: Store, key: str, start: int = 0, length: int | None = None) -> bytes:
