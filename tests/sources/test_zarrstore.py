@@ -227,6 +227,27 @@ def test_the_parquet_layout_behind_a_url() -> None:
         plan_remote("memory://parquet", Options(type="references"))
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_parquet_set_with_a_refused_zmetadata_is_no_plain_directory(listed: bool, faulty: Faulty) -> None:
+    """If other names are listed and `.zmetadata` is not, the server may hide it."""
+    names = (".zmetadata", "x/") if listed else ("x/",)
+    page = "".join(f'<a href="{name}">{name}</a>' for name in names)
+    faulty.put("/set/", f"<html><title>Index of /set/</title>{page}</html>".encode(), forever="html")
+    faulty.put("/set/.zmetadata", b"", forever=403)
+    faulty.head("/set/.zmetadata", forever=403)
+    with pytest.raises(SourceError, match=r"/set/\.zmetadata: .*403.*-o type=zarr"):
+        plan_remote(f"{faulty.url}/set/", OPTIONS)
+    assert plan_remote(f"{faulty.url}/set/", Options(type="zarr", retries=0)).kind == "zarr"
+
+
+@pytest.mark.parametrize("target", [".zmetadata", "nowhere"])
+def test_a_zmetadata_that_cannot_be_opened_is_an_error(target: str, tmp_path: Path) -> None:
+    (tmp_path / ".zmetadata").symlink_to(target)
+    with pytest.raises(SourceError, match=r"/\.zmetadata: .*-o type=zarr"):
+        plan_directory(str(tmp_path), str(tmp_path), OPTIONS)
+    assert plan_directory(str(tmp_path), str(tmp_path), Options(type="zarr")).kind == "zarr"
+
+
 def test_errors_show_no_secrets(nginx: Nginx) -> None:
     for place in (f"{nginx.plain.url}/nope", f"http://127.0.0.1:{free_port()}/x"):
         url = place.replace("http://", "http://user:secret@")

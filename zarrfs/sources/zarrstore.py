@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # not needed for a local directory
 
 _NO_SET = "a reference set in a directory has the Parquet layout: a .zmetadata with record_size"
 _UNLISTED = "the server shows no listings: to list an array, each chunk of its grid is requested"
+_PLAIN = "a plain Zarr store or directory: -o type=zarr"
 _PIECE = 1 << 20  # bytes of a document read at a time
 
 
@@ -95,19 +96,21 @@ def looks_like_repository(path: str) -> bool:
 def _document_of_set(path: str, limit: int) -> tuple[bytes, int]:
     """Return (bytes, mtime in ns) of a `.zmetadata` if it may be that of a reference set, else (b"", 0).
 
-    Raise SourceError if it is larger than `limit` bytes, or if it can be opened but not read.
+    Raise SourceError if it is larger than `limit` bytes, or if it exists and cannot be read.
     """
     try:
         # O_NONBLOCK: opening a fifo must not wait for its writer
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError:
-        return b"", 0
+    except OSError as exc:
+        if not os.path.lexists(path):
+            return b"", 0
+        raise SourceError(path, f"{reason_of(exc)} ({_PLAIN})") from exc
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             return b"", 0
         if status.st_size > limit:
-            raise SourceError(path, f"more than {limit} bytes (a plain Zarr store: -o type=zarr)")
+            raise SourceError(path, f"more than {limit} bytes ({_PLAIN})")
         try:
             if not _holds(file, RECORD_SIZE):
                 return b"", 0
@@ -162,11 +165,11 @@ async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
         there, problem = None, exc.reason
     names, probe = there if there is not None else ([], DOCUMENTS)
     probe = DOCUMENTS if _is_web(url) else probe
-    document = await _root_document(files, system, path, names or probe)
+    document, refused = await _root_document(files, system, path, names or probe)
     if document is not None and document[0] == DOCUMENT and options.type != "zarr" and is_parquet_layout(document[1]):
         return await _plan_set(files, system, path, url, document[1])
     if options.type == "references":
-        raise SourceError(shown, problem or _NO_SET)
+        raise SourceError(shown, problem or (refused and str(refused)) or _NO_SET)
     if options.type == "icechunk" or (options.type is None and document is None):
         from zarrfs.sources import icechunk
 
@@ -175,6 +178,9 @@ async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
             return repository
         if options.type == "icechunk":
             raise SourceError(shown, problem or icechunk.NO_REPOSITORY)
+    unclear = DOCUMENT in names or (document is None and there is not None)
+    if refused is not None and unclear and options.type is None:
+        raise SourceError(refused.where, f"{refused.reason}: it may be that of a reference set ({_PLAIN})")
     if document is not None:
         name = document[0]
         # Many web servers hide names that begin with a dot. If any other name is missing, the page is no listing.
@@ -229,18 +235,25 @@ def _checked_set(name: str, document: bytes) -> tuple[str, ...]:
 
 async def _root_document(
     files: RemoteFiles, system: System, path: str, names: Sequence[str]
-) -> tuple[str, bytes] | None:
-    """Return (name, bytes) of a metadata document at the root, `.zmetadata` first; None if there is none."""
+) -> tuple[tuple[str, bytes] | None, AccessDenied | None]:
+    """Return (name, bytes) of a metadata document at the root, and the error if the server refuses `.zmetadata`.
+
+    `.zmetadata` is tried first. Many servers refuse what they do not have.
+    """
     from zarrfs.store.unlisted import node_of
 
+    refused = None
     for name in sorted(names, key=lambda name: name != DOCUMENT):
         try:
             data = await files.read_all_at(system, system.child(path, name))
-        except (TargetMissing, AccessDenied, NotADirectoryError):
+        except AccessDenied as exc:
+            refused = exc if name == DOCUMENT else refused
+        except (TargetMissing, NotADirectoryError):
             continue
-        if name == DOCUMENT or node_of(name, data) is not None:
-            return name, data
-    return None
+        else:
+            if name == DOCUMENT or node_of(name, data) is not None:
+                return (name, data), refused
+    return None, refused
 
 
 def _is_web(url: str) -> bool:
