@@ -56,9 +56,8 @@ class FsspecStore(Store):
     """A store of the values below `url`. Creating it sends nothing over a network.
 
     A key is NotFound only if the server reports that it is absent (missing_status= says by which statuses); if the
-    server fails, ReadError is raised. If a value changes while get() reads it, it is read again, so get() never mixes
-    two versions. A name that is both a value and a directory is shown as the value (in a zip file: as the directory).
-    Names and attributes that the server reports are valid for metadata_ttl= (names.py).
+    server fails, ReadError is raised. A name that is both a value and a directory is shown as the value (in a zip
+    file: as the directory). Names and attributes that the server reports are valid for metadata_ttl= (names.py).
     """
 
     def __init__(self, url: str, options: Options, files: RemoteFiles | None = None) -> None:
@@ -106,20 +105,6 @@ class FsspecStore(Store):
         if not entry.rough and (entry.tag is not None or entry.mtime_ns is not None):
             version = entry if info.identity is None else info.identity
         return _RemoteValue(info, self, key, entry, version)
-
-    async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
-        check_key(key, root=True)
-        if not key:
-            raise IsDirectory(key)
-        entry = await self._exact(key)
-        try:
-            return await self._get(key, entry, start, length)
-        except (TargetChanged, TargetMissing, OutOfRange):
-            if self.immutable:
-                raise
-        # The value no longer has the version that was looked up: repeat the lookup and the read, once.
-        self.names.forget(key)
-        return await self._get(key, await self._exact(key), start, length)
 
     async def read_version(self, key: str, opened: Info, entry: Entry, start: int, length: int) -> Buffer:
         """Return bytes of the version of a value that was opened.
@@ -403,11 +388,6 @@ class FsspecStore(Store):
         assert entry is not None
         return entry
 
-    async def _exact(self, key: str) -> Entry:
-        entry = (await self._exact_known(key)).entry
-        assert entry is not None
-        return entry
-
     async def _exact_known(self, key: str, look: bool = False) -> Known:
         """Return _known() of a key that is about to be read, requested anew if its entry is not exact enough for that.
 
@@ -543,14 +523,10 @@ class FsspecStore(Store):
         system, _ = await self._path_of_key("")
         return system.flat and self._pages
 
-    async def _get(self, key: str, entry: Entry, start: int, length: int | None) -> Buffer:
-        if entry.directory:
-            raise IsDirectory(key)
+    async def _get(self, key: str, entry: Entry, start: int, length: int) -> Buffer:
         system, path = await self._path_of_key(key)
-        if entry.size is None:
-            whole = await self.files.read_all_at(system, path)
-            return memoryview(whole)[start : len(whole) if length is None else start + length]
-        stop = entry.size if length is None else min(entry.size, start + length)
+        assert entry.size is not None
+        stop = min(entry.size, start + length)
         if start >= stop:
             return b""
         data = await self.files.read_at(system, path, start, stop - start, 0, entry.size, entry)

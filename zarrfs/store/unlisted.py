@@ -15,8 +15,8 @@ import contextlib
 import itertools
 import math
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import AsyncIterator, Container, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import trio
 
@@ -28,7 +28,6 @@ from zarrfs.net.responses import Entry
 from zarrfs.store.api import Info, Kind, Value, WrappingStore, check_key, join_key, split_key
 from zarrfs.store.names import Known, may_be_hidden
 from zarrfs.store.remote import FsspecStore
-from zarrfs.system.buffers import Buffer
 from zarrfs.zarr import DOCUMENTS, NODE_DOCUMENTS
 from zarrfs.zarr.consolidated import CONSOLIDATED, consolidated
 from zarrfs.zarr.documents import DOCUMENT_MAX, parse_node
@@ -37,8 +36,6 @@ from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.jsontext import load_json
 from zarrfs.zarr.keys import KeyTemplate
 from zarrfs.zarr.model import ArrayMetadata, nested
-
-T = TypeVar("T")
 
 _KNOWN = 65_536  # nodes and directories that are remembered
 _REFUSED = 10.0  # seconds for which a refused document is not requested again
@@ -114,18 +111,11 @@ class UnlistedStore(WrappingStore):
                     raise
         return Info(split_key(key)[1], Kind.DIRECTORY)
 
-    async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
-        return await self._of_file(key, lambda: self._store.get(key, start, length))
-
     async def open(self, key: str) -> Value:
-        return await self._of_file(key, lambda: self._store.open(key))
-
-    async def _of_file(self, key: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Return what `call` returns for a file; raise IsDirectory or NotFound for any other key."""
         if not self._is_known_directory(key):
             try:
                 if await self._find(key):
-                    found = await call()
+                    found = await self._store.open(key)
                     self._drop_outdated(key)
                     return found
             except NotFound:
@@ -419,10 +409,9 @@ class UnlistedStore(WrappingStore):
         """Return the bytes of a document, None if it is absent. Raise AccessDenied or ReadError."""
         try:
             await self._store.look(key, page=True)
-            data = bytes(await self._store.get(key, 0, DOCUMENT_MAX))
+            return bytes(await self._store.get(key, 0, DOCUMENT_MAX))
         except (NotFound, IsDirectory):
             return None
-        return data
 
     # -- listings
 
