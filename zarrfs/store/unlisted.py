@@ -91,7 +91,6 @@ class UnlistedStore(WrappingStore):
         self._store, self._lists, self._members = store, lists, members
         # by key: (valid until, node, version of its document)
         self._nodes: LRU[str, tuple[float, NodeLayout | None, Entry | None]] = LRU(_KNOWN)
-        self._directories: LRU[str, float] = LRU(_KNOWN)  # by key: until when it is known as a directory
         self._named: dict[str, tuple[str, ...]] = {}
         # by directory: the names of nodes in it that are in _named, and that a listing may lack
         self._members_of: dict[str, list[str]] = {}
@@ -102,25 +101,23 @@ class UnlistedStore(WrappingStore):
 
     async def info(self, key: str, sized: bool = True) -> Info:
         check_key(key, root=True)
-        if not self._is_known_directory(key):
-            try:
-                if await self._find(key, look=not sized):
-                    return await self._store.info(key, sized)
-            except (NotFound, AccessDenied):  # some object stores answer 403 for absent keys
-                if not await self._is_directory(key):
-                    raise
+        try:
+            if await self._find(key, look=not sized):
+                return await self._store.info(key, sized)
+        except (NotFound, AccessDenied):  # some object stores answer 403 for absent keys
+            if not await self._is_directory(key):
+                raise
         return Info(split_key(key)[1], Kind.DIRECTORY)
 
     async def open(self, key: str) -> Value:
-        if not self._is_known_directory(key):
-            try:
-                if await self._find(key):
-                    found = await self._store.open(key)
-                    self._drop_outdated(key)
-                    return found
-            except NotFound:
-                if not await self._is_directory(key):
-                    raise
+        try:
+            if await self._find(key):
+                found = await self._store.open(key)
+                self._drop_outdated(key)
+                return found
+        except NotFound:
+            if not await self._is_directory(key):
+                raise
         raise IsDirectory(key)
 
     async def lists(self, prefix: str) -> bool:
@@ -192,9 +189,6 @@ class UnlistedStore(WrappingStore):
 
     # -- evidence
 
-    def _is_known_directory(self, key: str) -> bool:
-        return self._directories.get(key, -math.inf) > trio.current_time()
-
     async def _find(self, key: str, look: bool = True) -> bool:
         """Return True if a key is a file, whose entry is then in the table of names; False if it is a directory.
 
@@ -238,22 +232,7 @@ class UnlistedStore(WrappingStore):
         return bool((await self._array(split_key(directory)[0]))[0]) if directory else False
 
     async def _is_directory(self, key: str) -> bool:
-        """Return whether `key`, which is no file, is a directory; cache that it is while the evidence is valid.
-
-        That it is not is in the table of names, if the server has reported that.
-        """
-        if not await self._seems_directory(key):
-            return False
-        parts, until = key.split("/"), trio.current_time() + self._store.names.ttl
-        if key in self._named:
-            until = self._named_until
-        for depth in range(len(parts) + 1):
-            if (node := self._nodes.get("/".join(parts[:depth]))) is not None:
-                until = min(until, node[0])
-        self._directories.put(key, until)
-        return True
-
-    async def _seems_directory(self, key: str) -> bool:
+        """Return whether there is evidence that `key`, which is no file, is a directory."""
         if self._lists:
             return not key
         if not key or key in await self._consolidated():
@@ -360,10 +339,8 @@ class UnlistedStore(WrappingStore):
         node = self._nodes.get(above) if name in NODE_DOCUMENTS else None
         if node is not None and node[2] != entry and (node[2] is None or node[2].name == name):
             del self._nodes[above]
-            self._directories.clear()
         if key in CONSOLIDATED and self._named_by.get(key) != entry:
             self._named_until = -math.inf
-            self._directories.clear()
 
     async def _consolidated(self) -> dict[str, tuple[str, ...]]:
         """Return the nodes in consolidated metadata at the root, and their documents; cached up to metadata_ttl=."""
