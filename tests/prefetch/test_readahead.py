@@ -104,7 +104,7 @@ def test_every_form_of_chunk_keys_is_predicted(form: dict[str, str], tmp_path: P
 
 def test_a_scan_in_name_order_prefetches_no_key_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunk 99 comes last by name; chunk 100, next in the grid, was read long before. Listing names costs requests."""
-    monkeypatch.setattr(IndexStore, "knows_names", False)
+    monkeypatch.setattr(IndexStore, "immutable", False)
     keys = grid(400, 1, 1, separator="/", prefix="b/c/")
     outcome = read_all(a_store(tmp_path, keys), sorted(keys))
     asked = Counter(key for batch in outcome.batches for key in batch)

@@ -49,7 +49,7 @@ from zarrfs.store.api import (
 from zarrfs.store.uri import file_uri
 from zarrfs.store.values import FileValue
 from zarrfs.store.writing import RESERVED, NewFile
-from zarrfs.system.beneath import BaseDirectory, real_path, reopen
+from zarrfs.system.beneath import BaseDirectory, reopen
 from zarrfs.system.buffers import Buffer, write_all
 
 _PAGE = 1000  # entries for each call in a worker thread
@@ -141,12 +141,8 @@ class FileSystemStore(Store, BlockingReader):
         info = await self.info(key)
         if info.kind is Kind.DIRECTORY:
             return {}
-        if not shown:
-            return {"url": os.path.join(self.path, key)}
-        if info.kind is Kind.FILE and not info.unreadable and self._links is not Links.KEEP:
-            with answers(key):
-                return {"url": file_uri(await trio.to_thread.run_sync(self._real_path, _path_of_key(key)))}
-        return {"url": file_uri(os.path.join(self.path, key))}
+        path = os.path.join(self.path, key)
+        return {"url": file_uri(path) if shown else path}
 
     async def usage(self) -> Usage:
         """Return the usage of the file system that holds the base directory."""
@@ -313,13 +309,6 @@ class FileSystemStore(Store, BlockingReader):
         try:
             is_link = stat.S_ISLNK(os.fstat(descriptor).st_mode)
             return os.readlink(b"", dir_fd=descriptor) if is_link else None
-        finally:
-            os.close(descriptor)
-
-    def _real_path(self, path: bytes) -> str:
-        descriptor = self._base.find(path, self._allowed)
-        try:
-            return real_path(descriptor)
         finally:
             os.close(descriptor)
 

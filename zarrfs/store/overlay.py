@@ -448,10 +448,6 @@ class Overlay(Store):
     async def lists(self, prefix: str) -> bool:
         return self.lower is None or await self.lower.lists(prefix)
 
-    async def get_ready(self) -> None:
-        if self.lower is not None:
-            await self.lower.get_ready()
-
     async def prefetch(self, keys: Sequence[str]) -> None:
         if self.lower is not None:
             await self.lower.prefetch([key for key in keys if self.upper.status(key) is None])
