@@ -102,7 +102,6 @@ class Directories:
         return "/".join(reversed(names))
 
 
-MAGIC = b"SQLite format 3\0"
 APPLICATION_ID = 0x7A617266  # "zarf" in a header that file(1) shows
 INDEX_VERSION = 2  # part of every cache key, so that a new layout never opens an old file
 
