@@ -180,7 +180,8 @@ def test_a_document_that_cannot_be_read_is_an_error_of_the_document(
 def test_no_descriptor_of_a_document_stays_open(tmp_path: Path) -> None:
     """Commands plan many documents in one process, so leaks would add up."""
     path = tmp_path / "refs.json"
-    for data in (b'{"a": "b"}', gzip.compress(b'{"a": "b"}'), b"{", b"[3]", b"PK\5\6" + bytes(18), b"SQLite format 3\0" + bytes(100)):
+    index = b"SQLite format 3\0" + bytes(100)
+    for data in (b'{"a": "b"}', gzip.compress(b'{"a": "b"}'), b"{", b"[3]", b"PK\5\6" + bytes(18), index):
         path.write_bytes(data)
         before = open_descriptors()
         with contextlib.suppress(SourceError):
