@@ -35,6 +35,8 @@ from zarrfs.copying.target_directory import (
 from zarrfs.errors import ReadError, SourceError, StoreError, ZarrfsError, internal_error, reason_of
 from zarrfs.store.api import Info, Kind, Part, Store, Value, join_key
 from zarrfs.store.destination import sync_file_system
+from zarrfs.store.directory import FileSystemStore
+from zarrfs.store.index import IndexStore
 from zarrfs.store.keyglobs import Picking
 from zarrfs.store.traversal import check_length, extents
 from zarrfs.store.values import open_sized
@@ -109,7 +111,8 @@ class _Copier:
         self, store: Store, target: TargetDirectory, report: CopyReport, picking: Picking, share: Share
     ) -> None:
         self._store, self._target, self._report, self._picking, self._share = store, target, report, picking, share
-        self._reader = store.blocking()
+        self._files = store if isinstance(store, FileSystemStore) else None
+        self._index = store if isinstance(store, IndexStore) else None
         self._threads = trio.CapacityLimiter(_THREADS)
         self._slots = trio.Semaphore(_IN_FLIGHT)
         self._budget = MemoryBudget(_MEMORY)
@@ -272,7 +275,7 @@ class _Copier:
 
     def _local_parts(self, folder: Folder, items: Sequence[_Item]) -> dict[str, list[Part] | None]:
         names = [item.info.name for item in items if item.parts is None and item.info.kind is Kind.FILE]
-        return {} if self._reader is None or not names else self._reader.parts_in(folder.key, names)
+        return {} if self._index is None or not names else self._index.parts_in(folder.key, names)
 
     def _write_one(self, directory: int, item: _Item, local: dict[str, list[Part] | None]) -> bool:
         """Write one entry; return False if its bytes must be fetched first."""
@@ -287,8 +290,8 @@ class _Copier:
         if there is Existing.SAME:
             self._count(1)
             return True
-        if self._reader is not None and self._reader.opens_files:
-            source = self._reader.open_file(item.key)
+        if self._files is not None:
+            source = self._files.open_file(item.key)
             try:
                 self._write_file(directory, item, there, source)
             finally:
@@ -329,8 +332,8 @@ class _Copier:
         for part in parts:
             data = part.data
             if data is None:
-                assert self._reader is not None
-                data = self._reader.blob(part.url)
+                assert self._index is not None
+                data = self._index.blob(part.url)
                 if data is None:
                     return None
                 data = data[part.offset : part.offset + part.length]

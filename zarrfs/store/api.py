@@ -222,10 +222,6 @@ class Store(abc.ABC):
         """Return (entry, rule) for every entry of the source's document that is left out because it breaks a rule."""
         return []
 
-    def blocking(self) -> BlockingReader | None:
-        """Return a reader of the same tree for threads and forked processes; None if reads need the event loop."""
-        return None
-
     @abc.abstractmethod
     async def aclose(self) -> None:
         """Release descriptors, connections and threads; a second call does nothing. Close all open values first."""
@@ -239,28 +235,6 @@ class Part(NamedTuple):
     data: Buffer | None
     url: str = ""
     offset: int = 0
-
-
-class BlockingReader:
-    """A reader of a store that needs no event loop: every method blocks, and runs in any thread.
-
-    If `opens_files`, values are files. Otherwise they consist of parts: inline bytes, and ranges of blobs in local
-    files.
-    """
-
-    opens_files: bool = False
-
-    def open_file(self, key: str) -> int:
-        """Open a value that is a file; the caller closes the descriptor. Raise StoreError or ReadError."""
-        raise NotImplementedError
-
-    def parts_in(self, prefix: str, names: Sequence[str]) -> dict[str, list[Part] | None]:
-        """Return the parts of files in a directory, by name; None for files that need the event loop."""
-        return {}
-
-    def blob(self, url: str) -> memoryview | None:
-        """Return all bytes of a blob, verified; None if that needs the event loop."""
-        return None
 
 
 class WrappingStore(Store):

@@ -36,7 +36,6 @@ from zarrfs.errors import (
     reason_of,
 )
 from zarrfs.store.api import (
-    BlockingReader,
     Info,
     Kind,
     Store,
@@ -74,7 +73,7 @@ class Links(enum.Enum):
     FOLLOW_OUT = "follow out"  # links out of the base directory as FOLLOW, the others as KEEP
 
 
-class FileSystemStore(Store, BlockingReader):
+class FileSystemStore(Store):
     """A store of the files below the directory `path`.
 
     A value is renamed into place, so that a reader sees the old value or the new one, even if the writer is killed.
@@ -84,7 +83,6 @@ class FileSystemStore(Store, BlockingReader):
 
     immutable = False
     sizes_known = True
-    opens_files = True
 
     def __init__(self, path: str, links: Links = Links.KEEP, allowed: Sequence[str] = ()) -> None:
         self.path = os.path.abspath(path)
@@ -130,10 +128,8 @@ class FileSystemStore(Store, BlockingReader):
         finally:
             os.close(directory)
 
-    def blocking(self) -> BlockingReader:
-        return self
-
     def open_file(self, key: str) -> int:
+        """Open a value in any thread; the caller closes the descriptor. Raise StoreError or ReadError."""
         with answers(key):
             return self._open_value(key, _path_of_key(key, root=True))
 

@@ -15,7 +15,6 @@ from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.concurrency.tasks import for_each, in_background
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, StoreError
 from zarrfs.store.api import (
-    BlockingReader,
     Info,
     Kind,
     Part,
@@ -40,6 +39,16 @@ _COUNTED = 20_000  # entries that one query counts
 
 _NEXT_REGIONS = """
 SELECT start, length, target, offset FROM region WHERE owner=? AND start>=? AND start<? ORDER BY start LIMIT 256
+"""
+
+
+_PARTS = """
+SELECT e.name, e.place, v.data, r.start, r.length, t.url, r.offset
+FROM entry e
+LEFT JOIN value v ON e.place=0 AND v.id=e.ref
+LEFT JOIN region r ON e.place=3 AND r.owner=e.ref
+LEFT JOIN target t ON t.id=r.target
+WHERE e.parent=? AND e.kind=0 AND e.name IN (SELECT value FROM json_each(?)) ORDER BY e.name, r.start
 """
 
 
@@ -200,8 +209,28 @@ class IndexStore(Store):
             self._usage = await trio.to_thread.run_sync(self._count)
         return self._usage
 
-    def blocking(self) -> BlockingReader:
-        return _IndexReader(self)
+    def parts_in(self, prefix: str, names: Sequence[str]) -> dict[str, list[Part] | None]:
+        """Return the parts of files in a directory, by name; None for files that need the event loop.
+
+        Blocks; can be called in any thread.
+        """
+        known = {ContentKind.INLINE, ContentKind.HOLE}
+        if self._targets.has_whole:
+            known.add(ContentKind.REGIONS)
+        found: dict[str, list[Part] | None] = {}
+        for name, place, data, start, length, url, offset in self._db.execute(
+            _PARTS, (self._directory(prefix), json.dumps(names))
+        ):
+            parts = found.setdefault(name, [] if place in known else None)
+            if parts is not None and data:
+                parts.append(Part(0, len(data), data))
+            elif parts is not None and url is not None:
+                parts.append(Part(start, length, None, url, offset))
+        return found
+
+    def blob(self, url: str) -> memoryview | None:
+        """Return all bytes of a blob, verified; None if that needs the event loop. Blocks; for any thread."""
+        return self._targets.whole(url)
 
     async def aclose(self) -> None:
         self._db.close()
@@ -369,35 +398,3 @@ class _IndexValue(Value):
 
     async def read(self, start: int, length: int) -> Buffer:
         return await self._store.read_row(self._row, self.size, start, length)
-
-
-_PARTS = """
-SELECT e.name, e.place, v.data, r.start, r.length, t.url, r.offset
-FROM entry e
-LEFT JOIN value v ON e.place=0 AND v.id=e.ref
-LEFT JOIN region r ON e.place=3 AND r.owner=e.ref
-LEFT JOIN target t ON t.id=r.target
-WHERE e.parent=? AND e.kind=0 AND e.name IN (SELECT value FROM json_each(?)) ORDER BY e.name, r.start
-"""
-
-
-class _IndexReader(BlockingReader):
-    def __init__(self, store: IndexStore) -> None:
-        self._store, self._targets = store, store._targets
-
-    def parts_in(self, prefix: str, names: Sequence[str]) -> dict[str, list[Part] | None]:
-        known = {ContentKind.INLINE, ContentKind.HOLE}
-        if self._targets.has_whole:
-            known.add(ContentKind.REGIONS)
-        found: dict[str, list[Part] | None] = {}
-        rows = self._store._db.execute(_PARTS, (self._store._directory(prefix), json.dumps(names)))
-        for name, place, data, start, length, url, offset in rows:
-            parts = found.setdefault(name, [] if place in known else None)
-            if parts is not None and data:
-                parts.append(Part(0, len(data), data))
-            elif parts is not None and url is not None:
-                parts.append(Part(start, length, None, url, offset))
-        return found
-
-    def blob(self, url: str) -> memoryview | None:
-        return self._targets.whole(url)
