@@ -140,7 +140,7 @@ def test_a_file_or_directory_in_the_way_of_a_chunk_is_an_error(place: Path, tmp_
         chunk.mkdir()
     array = zarr.open_array(f"zarrfs://::{tmp_path}/x.zarr", path="t2m", mode="r")
     assert np.isfinite(array[2]).all()
-    with pytest.raises(zarrfs.ReadError, match=rf"t2m/{name}: is (not )?a directory"):
+    with pytest.raises(zarrfs.ReadError, match=rf"t2m/{name}.*: is (not )?a directory"):
         array[1]
 
 
