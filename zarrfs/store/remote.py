@@ -94,6 +94,7 @@ class FsspecStore(Store):
             yield self._info(name, known)
 
     async def open(self, key: str) -> Value:
+        check_key(key, root=True)
         # a valid row of the table is enough, unless the server sends bytes without their version
         known = await self._exact_known(key)
         entry = known.entry

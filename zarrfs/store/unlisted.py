@@ -110,6 +110,7 @@ class UnlistedStore(WrappingStore):
         return Info(split_key(key)[1], Kind.DIRECTORY)
 
     async def open(self, key: str) -> Value:
+        check_key(key, root=True)
         try:
             if await self._find(key):
                 found = await self._store.open(key)
