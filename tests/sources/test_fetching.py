@@ -90,8 +90,8 @@ def test_urls_without_a_document(nginx: Nginx) -> None:
 
 
 def test_invalid_options_of_requests_are_an_error_of_the_source() -> None:
-    with pytest.raises(SourceError, match=r"these options: http\.max_redirects is not a whole number"):
-        read_document("http://localhost/x.json", Options(storage={"http": {"max_redirects": "x"}}))
+    with pytest.raises(SourceError, match=r"these options: http\.auth is not user:password"):
+        read_document("http://localhost/x.json", Options(storage={"http": {"auth": ["x"]}}))
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ _MOST = 64 << 10  # characters of a foreign text that are kept
 _HARMLESS = frozenset(
     (
         "anon", "account_name", "account_host", "allow_redirects", "asynchronous", "cache_regions", "consistency",
-        "default_block_size", "default_cache_type", "encoded", "endpoint_url", "host", "max_redirects", "port",
+        "default_block_size", "default_cache_type", "encoded", "endpoint_url", "host", "port",
         "project", "region", "region_name", "requester_pays", "simple_links", "size_policy", "ssl", "timeout",
         "trust_env", "use_listings_cache", "use_ssl", "username", "verify", "verify_ssl", "version_aware",
     )

@@ -23,7 +23,7 @@ KNOWN = frozenset(
 )  # fmt: skip
 _SSH_FILES = ("known_hosts", "client_keys")
 _OBJECTS = {  # options whose value is an object (names and values), by the first name of their protocol
-    "http": ("client_kwargs", "cookies", "headers", "params", "proxy_headers"),
+    "http": ("client_kwargs", "cookies", "headers", "params"),
     "s3": ("client_kwargs", "config_kwargs"),
 }
 _GCS_TOKENS = ("anon", "cache", "cloud", "google_default")  # values of token= that name a way to log in
@@ -34,7 +34,7 @@ _FILES = {  # options that name local files, by the first name of their protocol
 _NUMBERS = frozenset(
     (
         "block_size", "blocksize", "connect_timeout", "connection_timeout", "default_block_size", "keepalive_interval",
-        "login_timeout", "max_concurrency", "max_redirects", "port", "read_timeout", "replication", "requests_timeout",
+        "login_timeout", "max_concurrency", "port", "read_timeout", "replication", "requests_timeout",
         "timeout",
     )
 )  # fmt: skip

@@ -192,11 +192,6 @@ async def _first_connection(
             found.append(sock)
         nursery.cancel_scope.cancel()
 
-    if len(addresses) == 1:
-        try:
-            return await _connection(*addresses[0]), None
-        except OSError as exc:
-            return None, exc
     try:
         async with trio.open_nursery() as nursery:
             for family, address in addresses:

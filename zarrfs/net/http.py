@@ -53,6 +53,7 @@ class HttpSystem(System):
         """`of_buckets`: URLs are signed for one method, values are as they are stored, and no password is sent."""
         self._trust, self._timeout, self._limit = trust, options.request_timeout, options.document_limit
         self._web, self._of_buckets = Web(options, trust, of_buckets), of_buckets
+        self._answering: dict[str, bool] = {}  # by server: whether it has a page for every name
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
         return await self._call(self._fetch, path, start, stop)
@@ -157,7 +158,7 @@ class HttpSystem(System):
         if stop is None and total is not None and total - start > self._limit:
             raise too_large(without_secrets(url), self._limit)
         if start:
-            host = urlsplit(url).netloc.rpartition("@")[2]
+            host = web_host(url)
             if host not in _told:
                 _told.add(host)
                 log.warning("%s ignores range requests: every read fetches a value from its beginning", host)
@@ -218,12 +219,11 @@ class HttpSystem(System):
 
     async def _answers_all(self, url: str) -> bool:
         """Return whether a server has a page for every name; send one request, for a made-up name, to find out."""
-        server = urlsplit(url).netloc
-        found = self._web.answer_all.get(server)
-        if found is None:
+        server = web_host(url)
+        if server not in self._answering:
             async with await self._web.request("HEAD", child(url, _NOBODYS) + "/") as response:
-                found = self._web.answer_all[server] = response.status == 200
-        return found
+                self._answering[server] = response.status == 200
+        return self._answering[server]
 
 
 @functools.lru_cache(4096)

@@ -30,8 +30,7 @@ FORBIDDEN = frozenset(
 # Options of the connection, without credentials. A place that the user did not name gets only these.
 _CONNECTION: dict[str, tuple[str, ...]] = {
     "http": (
-        "proxy", "proxy_auth", "proxy_headers", "ssl", "verify_ssl", "timeout", "allow_redirects",
-        "max_redirects", "encoded",
+        "proxy", "proxy_auth", "ssl", "verify_ssl", "timeout", "allow_redirects", "encoded",
     ),
     "s3": ("endpoint_url", "region", "verify", "config_kwargs"),
     "gcs": ("endpoint_url",),

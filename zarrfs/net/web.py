@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     import yarl
 
+_REDIRECTS = 10
 _STATUSES = (301, 302, 303, 307, 308)
 _SITES = 256  # places whose options and connections are kept
 _FOLLOWED = 60.0  # seconds for which a redirect is applied without a request to the original place
@@ -134,7 +135,6 @@ class Web:
         self._sites: LRU[object, _Site] = LRU(_SITES)
         self._final: LRU[str, tuple[str, float]] = LRU(_REMEMBERED)  # by URL: (where it leads, when to forget that)
         self._jar: http.cookiejar.CookieJar | None = None
-        self.answer_all: dict[str, bool] = {}  # by server: whether it has a page for every name
 
     async def request(self, method: str, url: str, more: str = "", slash: bool = False) -> Response:
         """Send a request, follow redirects, and return the last answer; `more` has further headers with line ends.
@@ -150,7 +150,6 @@ class Web:
         if remembered:
             hops.append(self._hop(final, first, where))
         redirected, lasting = False, True  # lasting: all redirects that were followed may be remembered
-        most = first.site.options.redirects
         while True:
             try:
                 response = await self._send(method, hops, more, where)
@@ -164,7 +163,7 @@ class Web:
                     remembered, hops = False, hops[:1]
                     continue
             try:
-                onward = self._onward(response, hops, where) if most else None
+                onward = self._onward(response, hops, where) if first.site.options.redirects else None
                 if onward is None:
                     if redirected and lasting and response.status < 300 and hops[-1].url != url:
                         self._final.put(url, (hops[-1].url, time.monotonic() + _FOLLOWED))
@@ -175,8 +174,8 @@ class Web:
                 redirected = True
                 kept = response.headers.get("Cache-Control").lower()
                 lasting = lasting and "set-cookie" not in response.headers and "no-" not in kept
-                if len(hops) > most:
-                    raise ReadError(where, f"is redirected more than {most} times")  # noqa: TRY301
+                if len(hops) > _REDIRECTS:
+                    raise ReadError(where, f"is redirected more than {_REDIRECTS} times")  # noqa: TRY301
             except BaseException:
                 response.close()
                 raise

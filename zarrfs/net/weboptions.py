@@ -25,7 +25,6 @@ from zarrfs.net.tls import Tls
 
 log = logging.getLogger(__name__)
 
-_REDIRECTS = 10
 # Options about fsspec's listings and buffers, which have no effect here. trust_env= is always on, and timeout= is
 # replaced by -o read_timeout=.
 _INDIFFERENT = frozenset(
@@ -39,7 +38,7 @@ _CLIENT = frozenset(("auth", "cookies", "headers", "proxy", "proxy_auth", "timeo
 _KNOWN = frozenset(
     (
         "allow_redirects", "auth", "client_cert", "client_key", "client_kwargs", "cookies", "encoded", "headers",
-        "max_redirects", "params", "proxy", "proxy_auth", "proxy_headers", "ssl", "token", "verify_ssl",
+        "params", "proxy", "proxy_auth", "ssl", "token", "verify_ssl",
     )
 )  # fmt: skip
 _TOKEN = re.compile(r"[!#-'*+.0-9A-Z^-z|~-]+")
@@ -53,10 +52,9 @@ class WebOptions(NamedTuple):
     cookies: str  # value of the Cookie header; "": none
     params: dict[str, str]  # added to the query of the first URL
     proxy: str | None  # its URL; "": none; None: the one that the environment names
-    proxy_lines: str  # headers for the proxy, each with its line end
     proxy_user: tuple[str, str] | None  # user and password of the proxy; None: those in its URL
     tls: Tls
-    redirects: int  # the greatest number that is followed
+    redirects: bool  # whether they are followed
 
 
 def check_web_options(options: Options) -> None:
@@ -112,14 +110,10 @@ def _translated(options: Mapping[str, Any]) -> WebOptions:
         _parsed_proxy(str(given("proxy")), "http.proxy=", proxy_user)  # fail before anything is mounted
     verify = options.get("ssl") is not False and options.get("verify_ssl") is not False
     tls = Tls(verify, _path(options.get("client_cert")), _path(options.get("client_key")))
-    most = options.get("max_redirects", _REDIRECTS)
-    if not isinstance(most, int) and not str(most).isdecimal():
-        raise ValueError("http.max_redirects is not a whole number")
-    redirects = int(most) if options.get("allow_redirects", True) else 0
     return WebOptions(
         _checked(headers), "; ".join(f"{name}={value}" for name, value in _checked(cookies).items()),
         {str(name): str(value) for name, value in (options.get("params") or {}).items()}, given("proxy"),
-        lines(_checked(options.get("proxy_headers") or {})), proxy_user, tls, redirects,
+        proxy_user, tls, bool(options.get("allow_redirects", True)),
     )  # fmt: skip
 
 
@@ -170,17 +164,13 @@ def proxy_of(options: WebOptions, scheme: str, host: str, where: str) -> Proxy |
     if not url:
         return None
     try:
-        proxy, user, password = _parsed_proxy(url, named, options.proxy_user)
+        return _parsed_proxy(url, named, options.proxy_user)
     except ValueError as exc:
         raise ReadError(where, str(exc)) from exc
-    own = options.proxy_lines
-    if user and "proxy-authorization" not in own.lower():
-        own += lines({"Proxy-Authorization": basic(user, password)})
-    return proxy._replace(lines=own)
 
 
-def _parsed_proxy(url: str, named: str, login: tuple[str, str] | None = None) -> tuple[Proxy, str, str]:
-    """Return (the proxy, user, password) of its URL; a `login` takes the place of that in the URL.
+def _parsed_proxy(url: str, named: str, login: tuple[str, str] | None = None) -> Proxy:
+    """Return the proxy of a URL; a `login` takes the place of that in the URL.
 
     Raise ValueError, whose text does not show the password; `named` is the option or variable with the URL.
     """
@@ -192,7 +182,8 @@ def _parsed_proxy(url: str, named: str, login: tuple[str, str] | None = None) ->
             rule = "/, ? and # in its user and password must be written as %2F, %3F and %23"
         elif parts.scheme == "http" and parts.hostname:
             user, password = login or (unquote(parts.username or ""), unquote(parts.password or ""))
-            return Proxy(parts.hostname, parts.port or 80, ""), user, password
+            own = lines({"Proxy-Authorization": basic(user, password)}) if user else ""
+            return Proxy(parts.hostname, parts.port or 80, own)
     except ValueError:  # its text may show the password
         rule = "its host or port is invalid"
     raise ValueError(f"{named}{shown_proxy(url)}: the proxy cannot be used: {rule}")
