@@ -286,11 +286,12 @@ class Hierarchy:
             if (document := await self._document(directory, name)) is not None:
                 there[name] = document
 
-        await ask(NODE_DOCUMENTS[0])  # if it exists, the others are not needed: most stores take one request
+        first, *others = NODE_DOCUMENTS
+        await ask(first)  # if it exists, the others are not needed: most stores take one request
         if not there and self._remote:
-            await for_each(ask, [*NODE_DOCUMENTS[1:], *{*ATTRIBUTE_DOCUMENTS.values()}])
+            await for_each(ask, [*others, *{*ATTRIBUTE_DOCUMENTS.values()}])
         for name in NODE_DOCUMENTS:
-            if not there and not self._remote:
+            if not there and not self._remote and name != first:
                 await ask(name)
             if name in there:
                 beside = ATTRIBUTE_DOCUMENTS.get(name, "")
