@@ -25,7 +25,6 @@ from zarrfs.errors import OutOfRange, TargetChanged
 from zarrfs.metrics.counters import COUNTS
 from zarrfs.net import request_queue, versions
 from zarrfs.net.responses import Transient
-from zarrfs.net.versions import Pin
 from zarrfs.store.remotefiles import RemoteFiles
 
 VALUE = os.urandom(300_000)
@@ -67,12 +66,12 @@ def test_blocks_on_disk_are_read_without_a_request(faulty: Faulty, tmp_path: Pat
 
 
 def test_a_prefetch_reads_no_more_from_the_disk_than_memory_may_hold(faulty: Faulty, tmp_path: Path) -> None:
-    url, lows = faulty.put("/v", VALUE), range(0, 300_000, 10_000)
+    url, lows = faulty.put("/v", LARGE), range(0, 9_000_000, 300_000)
     fill(faulty, url, Options(cache_dir=str(tmp_path)), *lows)
 
     async def check(files: RemoteFiles) -> int:
         await files.prefetch([(url, low, low + 10_000) for low in lows])
-        assert bytes(await files.read(url, 0, 10_000, 0, 10_000)) == VALUE[:10_000]
+        assert bytes(await files.read(url, 0, 10_000, 0, 10_000)) == LARGE[:10_000]
         return files.blocks.cache.kept
 
     assert 10_000 <= using(check, Options(cache_dir=str(tmp_path), memory_limit=160_000)) <= 160_000
@@ -99,13 +98,13 @@ def test_a_version_has_the_time_of_its_answer_however_late_it_is_written(
     faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a refresh would take it for one that is newer than the refresh."""
-    remember, refreshed = disk.DiskCache.remember, threading.Event()
+    record, refreshed = disk.DiskCache.record, threading.Event()
 
     def late(*arguments: Any) -> None:
         assert refreshed.wait(20)
-        remember(*arguments)
+        record(*arguments)
 
-    monkeypatch.setattr(disk.DiskCache, "remember", late)
+    monkeypatch.setattr(disk.DiskCache, "record", late)
     url, other = faulty.put("/v", VALUE), os.urandom(len(VALUE))
 
     async def check(files: RemoteFiles) -> float:
@@ -139,7 +138,7 @@ def test_a_block_of_a_version_that_is_replaced_while_it_is_read(
         def late(target: str, version: Any, start: int, stop: int, now: bool, *more: Any) -> Any:
             if now:
                 raise BlockingIOError
-            if start == 0:
+            if stop == 10_000:
                 assert new.wait(20)
             return read_block(target, version, start, stop, now, *more)
 
@@ -275,13 +274,12 @@ def test_bytes_are_not_kept_under_a_version_that_was_learned_after_they_were_req
     async def nothing(*_: object) -> None:
         await trio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(pins.Pins, "begin", nothing)
+    monkeypatch.setattr(pins.Pins, "prepare", nothing)
 
     async def check(files: RemoteFiles) -> None:
         system, path = await memory_value(files, VALUE)
-        pin = files.blocks._pins.put((id(system), path), Pin(None, None))
         await files.read("memory://blocks/v", 0, 10_000, 0, 10_000)
-        assert pin.version is not None
+        assert files.blocks._pins.version(BlockRequest(system, path, 0, 0)) is not None
 
     using(check, Options(cache_dir=str(tmp_path)))
     assert written == []

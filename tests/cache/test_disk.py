@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import tmpfs
-from zarrfs.cache.disk import DiskCache, Turn
+from zarrfs.cache.disk import DiskCache
 from zarrfs.metrics.counters import COUNTS
 from zarrfs.net.versions import TargetVersion
 
@@ -42,9 +42,9 @@ def content(target: str, version: TargetVersion, start: int, stop: int) -> bytes
 
 
 def write(
-    cache: DiskCache, start: int, stop: int, target: str = T, version: TargetVersion = ONE, run: bool = False
+    cache: DiskCache, start: int, stop: int, target: str = T, version: TargetVersion = ONE
 ) -> None:  # fmt: skip
-    cache.write(target, version, start, content(target, version, start, stop), run)
+    cache.write(target, version, start, content(target, version, start, stop))
 
 
 def found(cache: DiskCache, start: int, stop: int, target: str = T, version: TargetVersion = ONE) -> bool:
@@ -55,7 +55,7 @@ def found(cache: DiskCache, start: int, stop: int, target: str = T, version: Tar
         assert data is None or bytes(data) == expected  # type: ignore[arg-type]
     large = cache.read(target, version, start, stop, stays=True)
     if hasattr(large, "name"):
-        part = cache.part(large, 5, 100)  # type: ignore[arg-type]
+        part = cache.piece(large, 5, 100)  # type: ignore[arg-type]
         assert part is None or bytes(part) == expected[5:105]
     data = cache.read(target, version, start, stop)
     assert data is None or bytes(data) == expected  # type: ignore[arg-type]
@@ -140,11 +140,11 @@ def test_a_damaged_block_is_a_miss_and_can_be_written_again(how: str, length: in
 @pytest.mark.parametrize("how", DAMAGES)
 def test_a_damaged_version_record_is_a_miss_and_can_be_written_again(how: str, tmp_path: Path) -> None:
     cache, version = DiskCache(str(tmp_path), SIZE), TargetVersion("e" * 6000, 3)
-    cache.remember(T, version, time.time())
+    cache.record(T, version, time.time())
     assert (cache.version(T) or [None])[0] == version
     DAMAGES[how](blocks(tmp_path)[-1])
     assert cache.version(T) is None
-    cache.remember(T, version, time.time())
+    cache.record(T, version, time.time())
     assert (cache.version(T) or [None])[0] == version
 
 
@@ -196,21 +196,6 @@ def test_another_target_version_or_range_is_a_miss(tmp_path: Path) -> None:
     assert not found(cache, 0, 1000, T + "x")
     for start, stop in ((0, 999), (1, 1000), (999, 1001)):
         assert not found(cache, start, stop)
-
-
-def test_any_range_within_the_whole_units_of_a_run_is_found(tmp_path: Path) -> None:
-    cache, unit = DiskCache(str(tmp_path), SIZE), 256 << 10
-    write(cache, MIB, 3 * MIB, run=True)
-    short = TargetVersion('"short"', MIB + 5000)
-    write(cache, MIB, MIB + 5000, version=short, run=True)
-    for start, stop in ((MIB, MIB + 10), (MIB + unit - 1, MIB + unit + 1), (MIB + 7, 3 * MIB), (MIB, 3 * MIB)):
-        assert found(cache, start, stop)
-    assert found(cache, MIB + 100, MIB + 5000, version=short)
-    assert not found(cache, MIB - 1, MIB + 1)
-    assert not found(cache, 3 * MIB - 1, 3 * MIB + 1)
-    flip(blocks(tmp_path)[-1], -1)
-    fresh = DiskCache(str(tmp_path), SIZE)
-    assert sum(found(fresh, at, at + 100) for at in range(MIB, 3 * MIB, unit)) == 7
 
 
 def test_threads_share_one_cache(tmp_path: Path) -> None:
@@ -321,7 +306,7 @@ def test_small_sizes_are_not_exceeded(size: int, tmp_path: Path) -> None:
     for _ in range(100):
         start, length = chance.randrange(64) * MIB, chance.randrange(1, 400_000)
         write(cache, start, start + length)
-        cache._until = 0  # the back-off has passed
+        cache._resume = 0  # the back-off has passed
         assert taken(tmp_path) <= max(size, base) + 8192  # of the directories
     assert found(cache, start, start + length) or size < MIB
 
@@ -345,10 +330,10 @@ def churn(directory: str, size: int, seed: int) -> None:
         cache, chance = DiskCache(directory, size), random.Random(seed)
         while True:
             start, length = chance.randrange(64) * MIB, chance.randrange(1, 16) * 40_000
-            version, run = chance.choice([ONE, ONE, TWO]), chance.random() < 0.3
+            version = chance.choice([ONE, ONE, TWO])
             if not found(cache, start, start + length, version=version):
-                write(cache, start, start + length, version=version, run=run)
-            cache.remember(T, version, time.time())
+                write(cache, start, start + length, version=version)
+            cache.record(T, version, time.time())
     except BaseException as exc:
         Path(directory + ".WRONG").write_text(repr(exc))
         os._exit(1)
@@ -418,13 +403,13 @@ def test_a_full_disk_causes_one_warning_and_no_error(
         cache = DiskCache(str(place / "c"), 1 << 30)
         for number in range(20):
             write(cache, number * MIB, number * MIB + 70_000)
-            cache.remember(f"{T}{number}", ONE, time.time())
+            cache.record(f"{T}{number}", ONE, time.time())
             assert not found(cache, number * MIB, number * MIB + 70_000)
         assert warnings(caplog) == [f"cache_dir={place / 'c'}: no space left on device; nothing is cached for now"]
         for path in place.iterdir():
             if path.is_file():
                 path.unlink()
-        cache._until = 0  # the back-off has passed
+        cache._resume = 0  # the back-off has passed
         write(cache, 0, 70_000)
         assert found(cache, 0, 70_000)
         assert len(warnings(caplog)) == 1
@@ -448,48 +433,17 @@ def test_a_disk_that_becomes_read_only(tmp_path: Path, caplog: pytest.LogCapture
     with tmpfs(tmp_path / "small", f"size={64 * MIB}") as place:
         first = DiskCache(str(place / "c"), 1 << 30)
         write(first, 0, 1000)
-        first.remember(T, ONE, time.time())
+        first.record(T, ONE, time.time())
         first.close()
         for path in blocks(place / "c"):
             os.utime(path, (1e9, 1e9))
         subprocess.run(["mount", "-o", "remount,ro", place], check=True)
         cache = DiskCache(str(place / "c"), 1 << 30)
-        assert cache.take(T, 0, 1000) is None
+        assert cache.take("x.lease") is None
         write(cache, 1000, 2000)
-        cache.remember(T, TWO, time.time())
+        cache.record(T, TWO, time.time())
         assert found(cache, 0, 1000)
         assert (cache.version(T) or [None])[0] == ONE
         assert len(warnings(caplog)) == 1
         assert "read-only file system" in warnings(caplog)[0]
         cache.close()
-
-
-# -- leases
-
-
-def test_one_process_has_the_lease_on_a_block_until_it_releases_it(tmp_path: Path) -> None:
-    one, two = DiskCache(str(tmp_path), SIZE), DiskCache(str(tmp_path), SIZE)
-    held, waits = one.take(T, 0, 1000), two.take(T, 0, 1000)
-    other = two.take(T, 1000, 2000)
-    assert held is not None
-    assert waits is not None
-    assert other is not None
-    assert (held.held, waits.held, other.held) == (True, False, True)
-    assert two.look(waits, 60) is Turn.WAIT
-    one.release(held)
-    assert two.look(waits, 60) is Turn.OURS
-    two.release(waits)
-    two.release(other)
-    assert blocks(tmp_path) == []
-
-
-def test_one_of_those_who_wait_takes_the_lease_of_a_killed_holder(tmp_path: Path) -> None:
-    """A holder that takes over, and is too slow as well, is not waited for."""
-    caches = [DiskCache(str(tmp_path), SIZE) for _ in range(5)]
-    leases = [cache.take(T, 0, 1000) for cache in caches]
-    waiting = [(cache, lease) for cache, lease in zip(caches[1:], leases[1:], strict=True) if lease is not None]
-    assert [cache.look(lease, 0.05) for cache, lease in waiting] == [Turn.WAIT] * 4
-    time.sleep(0.06)
-    assert [cache.look(lease, 0.05) for cache, lease in waiting] == [Turn.OURS, *[Turn.WAIT] * 3]
-    time.sleep(0.06)
-    assert [cache.look(lease, 0.05) for cache, lease in waiting[1:]].count(Turn.OURS) == 1

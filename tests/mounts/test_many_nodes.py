@@ -45,7 +45,7 @@ def read_on_all(roots: Sequence[Path], reads: Sequence[Read], threads: int = 8) 
 
 def is_fetching(directory: Path) -> bool:
     """Return whether any process holds a lease."""
-    return any(directory.rglob("*.part"))
+    return any(directory.rglob("*.lease"))
 
 
 def files(nginx: Nginx, proxy: FaultProxy, name: str, count: int, tmp_path: Path) -> tuple[Path, list[Value]]:

@@ -19,8 +19,6 @@ class BlockRequest(NamedTuple):
     start: int
     stop: int
     expected: Entry | None = None
-    run: bool = False  # the range is a run, which may contain many values (runs.py)
-    unordered: bool = False  # the request does not show in which order the target is read
 
     @property
     def at(self) -> tuple[int, str]:

@@ -1,36 +1,39 @@
 """Blocks: ranges of targets, from the cache in memory, the one on disk (diskblocks.py), or requests to servers.
 
-The version of a target that is read is decided in pins.py.
+Of a target whose values are read in the order of their offsets, units are fetched ahead: aligned ranges that contain
+many small values, or parts of large ones. The version of a target that is read is decided in pins.py.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
+import contextlib
 import logging
-from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
 
 import trio
 
 from zarrfs.cache.block_request import Block, BlockOnDisk, BlockRequest
 from zarrfs.cache.memory import Ahead, BlockCache, arrived
-from zarrfs.cache.pins import Pins, Target
-from zarrfs.cache.runs import Runs
+from zarrfs.cache.pins import Pins
+from zarrfs.cache.streams import Stream, Streams
 from zarrfs.config.options import Options
 from zarrfs.errors import OutOfRange, ReadError
 from zarrfs.net.request_queue import RequestQueue
-from zarrfs.net.responses import Entry, System
+from zarrfs.net.responses import Entry, Fetched, System
+from zarrfs.net.versions import version_of
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import heap, memory_limit
 
 if TYPE_CHECKING:
-    from zarrfs.cache.disk import Lease
     from zarrfs.cache.diskblocks import DiskBlocks
 
 log = logging.getLogger(__name__)
 
 _LARGE = 128 << 10  # bytes of blocks that make the heap grow
+_UNIT, _UNITS = 256 << 10, 64  # bytes of a unit; units that are fetched ahead at most
+_TOGETHER = 1 << 20  # bytes of the largest block that the queue coalesces with others
+_ENDLESS = 1 << 62  # for the size of a target that is not known yet
 
 
 class Blocks:
@@ -40,19 +43,17 @@ class Blocks:
         self.ranges = RequestQueue(options, lambda server: self.cache.suspend(server))
         self._heap = heap()
         self._options = options
-        self._pins = Pins(self.ranges, self._forget)
+        self._pins = Pins(self.ranges)
         self._disk: DiskBlocks | None = None
-        self._queue = 0  # bytes that may wait for the disk
+        queue = 0  # bytes that may wait for the disk
         if options.cache_dir is not None:
             from zarrfs.cache.diskblocks import DiskBlocks, queue_size
 
-            self._queue = queue_size(options)
+            queue = queue_size(options)
             self._disk = DiskBlocks(options, self._pins, self.ranges.usual)
-        self.cache: BlockCache[Block] = BlockCache(
-            memory_limit(options) - self._queue, self._is_paid, self.ranges.is_out
-        )
+        self.cache: BlockCache[Block] = BlockCache(memory_limit(options) - queue, self._is_paid, self.ranges.is_out)
         self._beginning: dict[str, trio.CapacityLimiter] = {}  # by server
-        self._runs = Runs()
+        self._in_order = Streams(slack=_UNIT, reads=4)
         self.bound_ahead()
 
     async def read(self, wanted: BlockRequest, offset: int, length: int, read: tuple[int, int]) -> Buffer:
@@ -67,7 +68,7 @@ class Blocks:
             if at + length > block.length:
                 raise self._out_of_range(wanted, block.length, read)
             assert self._disk is not None
-            found = await self._disk.part(block, at, length)
+            found = await self._disk.piece(block, at, length)
             if found is not None:
                 return found
             self.cache.discard(wanted.key)
@@ -95,9 +96,8 @@ class Blocks:
         if found is not None:
             return found
         if self._disk is not None and 2 * taken > wanted.stop - wanted.start and not self.cache.has(key):
-            found = self._disk.at_once(wanted)  # not kept in memory: the page cache has it, and fresh memory is slow
+            found = self._disk.find_now(wanted)  # not kept in memory: the page cache has it, and fresh memory is slow
             if found is not None:
-                self._runs.passed(wanted.at, wanted.start, wanted.stop)
                 return found
         # as move_on_after(), at a third of its cost; the lines after the block run only if the time is over
         with trio.CancelScope(deadline=trio.current_time() + self._options.read_timeout):
@@ -107,31 +107,6 @@ class Blocks:
         where = wanted.system.shown(wanted.path)
         raise ReadError(where, self.ranges.too_late(wanted.system, wanted.path))
 
-    async def look(self, wanted: BlockRequest) -> Entry | None:
-        """Stat a value by a request for its first block, `wanted`, which is cached for its reader.
-
-        None if the block may be on disk, or if the response does not contain the attributes: the caller must request
-        them. Raise ReadError.
-        """
-        if self._disk is not None and await self._disk.known(wanted, valid=False) is not None:
-            return None  # the block may be on disk
-        self._pins.pop(wanted.at)  # so that the pin below is that of this response
-        await self._get(wanted._replace(unordered=True), 0)
-        pin = self._pins.pop(wanted.at)
-        head = None if pin is None else pin.head
-        if head is None or head.total is None:
-            self.cache.discard(wanted.key)
-            return None
-        found = Entry("", False, head.total, head.mtime_ns, head.tag, head.html, (head.tag or "").startswith('"'))
-        self.cache.rename(wanted.key, wanted._replace(stop=min(wanted.stop, head.total), expected=found).key)
-        return found
-
-    def ahead(self, wanted: BlockRequest) -> Ahead | None:
-        """Fetch a block ahead of its readers, as BlockCache.ahead()."""
-        return self.cache.ahead(
-            wanted.key, wanted.stop - wanted.start, lambda: self._obtain(wanted, ahead=True), wanted.server
-        )
-
     def note_size(self, system: System, path: str, size: int) -> None:
         """Note the size that readers are shown: for them, a longer version is TargetChanged.
 
@@ -139,78 +114,101 @@ class Blocks:
         """
         self._pins.note_size(BlockRequest(system, path, 0, 0), size)
 
+    # -- the first block of a value whose attributes are not known yet
+
+    async def look(self, wanted: BlockRequest) -> Entry | None:
+        """Stat a value by a request for its first block, `wanted`, which is cached for its reader.
+
+        None if the block may be on disk, or if the response does not contain the attributes: the caller must request
+        them. Raise ReadError.
+        """
+        if self._disk is not None and await self._disk.knows(wanted):
+            return None
+        async with self._leased(wanted) as block:
+            found = await self._first(wanted) if block is None else None
+            if found is None or found.total is None:
+                return None
+            strong = found.tag is not None and found.tag.startswith('"')
+            entry = Entry("", False, found.total, found.mtime_ns, found.tag, found.html, strong)
+            wanted, version = wanted._replace(stop=min(wanted.stop, found.total), expected=entry), version_of(entry)
+            self.cache.put_ahead(wanted.key, found.data)
+            if self._disk is not None and found.tag is not None and version is not None:
+                self._disk.write(wanted, found.data, version)
+                self._disk.record(wanted, version)
+            return entry
+
     async def begin(self, wanted: BlockRequest) -> int | None:
         """Return the size of a target by fetching its first block, `wanted`; None if the caller must request it.
 
         Raise ReadError.
         """
-        if self._disk is not None:
-            return await self._begin_on_disk(self._disk, wanted)
-        most, server, holder = wanted.stop, wanted.server, object()
-        async with self._begins(server):
-            if not self.cache.reserve(holder, most, server):
+        version = None if self._disk is None else await self._disk.version(wanted)
+        if version is not None:
+            self._pins.note_size(wanted, version.size)  # the server may have a longer version by now
+            return version.size
+        async with self._leased(wanted) as block:
+            if block is not None:  # another process has fetched it meanwhile
+                return self._pins.size(wanted.at)
+            found = await self._first(wanted)
+            if found is None:
+                return None
+            self._pins.check(wanted, found)
+            version = self._pins.version(wanted)
+            if self._disk is not None and found.tag is not None and version is not None:
+                self._disk.write(wanted, found.data, version)
+            if found.total is not None and found.ranged:
+                self.cache.put_ahead(wanted._replace(stop=min(wanted.stop, found.total)).key, found.data)
+            return found.total
+
+    async def _first(self, wanted: BlockRequest) -> Fetched | None:
+        """Fetch a block whose size is not known; None if memory is short."""
+        server, holder = wanted.server, object()
+        limit = self._beginning.get(server)
+        if limit is None:
+            limit = self._beginning[server] = trio.CapacityLimiter(self._options.host_requests)
+        async with limit:
+            if not self.cache.reserve(holder, wanted.stop - wanted.start, server):
                 return None
             try:
-                found = await self.ranges.fetch(wanted.system, wanted.path, 0, most, True)
+                return await self.ranges.fetch(wanted.system, wanted.path, wanted.start, wanted.stop)
             finally:
                 self.cache.release(holder)
-        self._pins.check(wanted, found)
-        if found.total is not None and found.ranged:
-            self.cache.put_ahead(wanted._replace(stop=min(most, found.total)).key, found.data)
-        return found.total
 
-    async def _begin_on_disk(self, disk: DiskBlocks, wanted: BlockRequest) -> int | None:
-        """As begin(), with a cache on disk: use a block that it has, and write the fetched one to it."""
-        known = await disk.known(wanted)
-        if known is not None:
-            self._pins.note_size(wanted, known.size)  # the server may have a longer version by now
-            return known.size
-        if await disk.known(wanted, valid=False) is not None:  # an old version: it may still be valid
-            return None
-        async with self._begins(wanted.server):
-            await self._get(wanted._replace(unordered=True), 0)
-        size = self._pins.size(wanted.at)
-        if size is not None:
-            self.cache.rename(wanted.key, wanted._replace(stop=min(wanted.stop, size)).key)
-        return size
+    def _leased(self, wanted: BlockRequest) -> contextlib.AbstractAsyncContextManager[Block | None]:
+        return contextlib.nullcontext() if self._disk is None else self._disk.lease(wanted)
 
-    def _begins(self, server: str) -> trio.CapacityLimiter:
-        """Return the limit on concurrent calls of begin() for one server: others do not wait for its outages."""
-        found = self._beginning.get(server)
-        if found is None:
-            found = self._beginning[server] = trio.CapacityLimiter(self._options.host_requests)
-        return found
+    # -- read-ahead
+
+    def bound_ahead(self) -> int:
+        """Bound the read-ahead by the options and the present size of the cache; return its bytes for each reader."""
+        most = min(self._options.prefetch, self.cache.max_bytes // 4)
+        self._in_order.first, self._in_order.most = _UNIT, min(most, _UNITS * _UNIT)
+        return most
+
+    def ahead(self, wanted: BlockRequest) -> Ahead | None:
+        """Fetch a block ahead of its readers, as BlockCache.ahead()."""
+        return self.cache.ahead(
+            wanted.key, wanted.stop - wanted.start, lambda: self._obtain(wanted, ahead=True), wanted.server
+        )
+
+    def fetch_ahead(self, stream: Stream, value: BlockRequest, size: int) -> None:
+        """Start fetching the blocks of `size` bytes in the window of a stream through a value, as far as they fit."""
+        at = max(stream.started, stream.at - (stream.at - value.start) % size)
+        while stream.window and at < min(stream.at + stream.window, value.stop):
+            block = value._replace(start=at, stop=min(at + size, value.stop))
+            if not self.cache.has(block.key):
+                ahead = self.ahead(block)
+                if ahead is None:
+                    break
+                stream.blocks.append((block.stop, ahead))
+            at = stream.started = block.stop
 
     async def prefetch(self, wanted: Sequence[BlockRequest]) -> None:
         """Fetch blocks into the cache, as far as there is room; return when they have arrived or failed.
 
         If cancelled, drop the remaining ones.
         """
-        wanted = list({one.key: one for one in wanted if not self.cache.has(one.key)}.values())
-        sizes, room = itertools.accumulate(one.stop - one.start for one in wanted), self.cache.max_bytes // 2
-        wanted = [one for one, size in zip(wanted, sizes, strict=True) if size <= room]  # ahead() refuses the others
-        found: dict[Hashable, Block] = {}
-        leases: dict[Hashable, Lease] = {}
-        if self._disk is not None and wanted:
-            found, leases = await self._disk.all(wanted)
-        started = []
-        for one in wanted:
-            fetch = self._given(one, found.get(one.key), leases)
-            ahead = self.cache.ahead(one.key, one.stop - one.start, fetch, one.server)
-            if ahead is not None:
-                started.append(ahead)
-            else:
-                self._leave(leases.pop(one.key, None))
-        try:
-            await arrived(started)
-        finally:
-            for one in wanted if leases else ():  # leases of fetches that were cancelled before they began
-                self._leave(leases.pop(one.key, None))
-
-    def bound_ahead(self) -> int:
-        """Bound the read-ahead of a target by the options and the present size of the cache; return its bytes."""
-        self._runs.ahead = min(self._options.prefetch, self.cache.max_bytes // 4)
-        return self._runs.ahead
+        await arrived([ahead for ahead in map(self.ahead, wanted) if ahead is not None])
 
     def _is_paid(self, key: Hashable) -> bool:
         """Return whether the request of a small block that is fetched ahead was sent: then keep it."""
@@ -225,94 +223,78 @@ class Blocks:
 
     # -- a block from the nearest place
 
-    def _given(self, wanted: BlockRequest, data: Block | None, leases: dict[Hashable, Lease]) -> Callable[[], Any]:
-        """Return the function for BlockCache.ahead(): it returns `data` from the disk, or fetches the block."""
-        async def give() -> Block:
-            return await self._in_turn(wanted, True, leases.pop(wanted.key, None)) if data is None else data
-
-        return give
-
     async def _obtain(self, wanted: BlockRequest, ahead: bool = False, whole: bool = False) -> Block:
-        """Return a block: cut out of runs, from the disk, or from its server.
+        """Return a block: cut out of units, from the disk, or from its server.
 
-        `ahead`, `whole`: as in ahead() and _get().
+        `ahead`: it is read-ahead. `whole`: return bytes, not a BlockOnDisk.
         """
-        in_order = not ahead and wanted.expected is None and not wanted.unordered
-        covering = self._runs.covering(wanted.at, wanted.start, wanted.stop) if in_order else []
-        if covering == [(wanted.start, wanted.stop)]:
-            covering = []  # the run has the same key as this block, so this fetch would wait for itself
-        if covering:
-            self._runs.read(wanted.at, wanted.start, wanted.stop, functools.partial(self._run, wanted))
-            found = await self._from_runs(wanted, covering)
-            if found is not None:
-                return found
-        lease = None
+        target = wanted._replace(start=0, stop=self._pins.size(wanted.at) or _ENDLESS)
+        units = self._units(wanted, target.stop)
+        stream = self._in_order.read(wanted.at, wanted.start, wanted.stop) if units and not ahead else None
+        if units and all(self.cache.has(unit.key) for unit in units):
+            if stream is not None and stream.started:  # units from the disk alone do not mean that others are missing
+                self.fetch_ahead(stream, target, _UNIT)
+            cut = await self._from_units(wanted, units)
+            if cut is not None:
+                return cut
+        together = ahead and wanted.stop - wanted.start <= _TOGETHER
         if self._disk is not None:
-            block, lease = await self._disk.find_or_lease(wanted, stays=not (whole or wanted.run))
+            block, parts = await self._disk.find(wanted, units, together, stays=not whole)
             if block is not None:
-                if in_order:
-                    self._runs.passed(wanted.at, wanted.start, wanted.stop)
                 return block
-        if in_order and not covering:
-            self._runs.read(wanted.at, wanted.start, wanted.stop, functools.partial(self._run, wanted))
-        return await self._in_turn(wanted, ahead, lease)
+            if parts:
+                for unit, part in zip(units, parts, strict=True):
+                    self.cache.put_ahead(unit.key, part)
+                return _cut(wanted, units, parts)
+        if stream is not None:
+            self.fetch_ahead(stream, target, _UNIT)
+        if self._disk is None:
+            return await self._from_server(wanted, ahead)
+        async with self._disk.lease(wanted, together) as block:
+            return await self._from_server(wanted, ahead) if block is None else block
 
-    def _run(self, wanted: BlockRequest, low: int, high: int) -> tuple[int, Ahead] | None:
-        """Start fetching the run [low, high), cut at the end of the target; return (its end, the run), or None."""
-        size = self._pins.size(wanted.at)
-        if size is not None:
-            high = min(high, size)
-        ahead = self.ahead(wanted._replace(start=low, stop=high, run=True)) if low < high else None
-        return None if ahead is None else (high, ahead)
+    @staticmethod
+    def _units(wanted: BlockRequest, size: int) -> list[BlockRequest]:
+        """Return the units that contain a value of a target of `size` bytes; [] if it is a unit, or has a version."""
+        if wanted.expected is not None:
+            return []
+        starts = range(wanted.start - wanted.start % _UNIT, wanted.stop, _UNIT)
+        units = [wanted._replace(start=start, stop=min(start + _UNIT, size)) for start in starts]
+        return units if units[0].key != wanted.key else []
 
-    async def _from_runs(self, wanted: BlockRequest, covering: list[tuple[int, int]]) -> Buffer | None:
-        """Cut the block out of runs that are cached or being fetched; None if one is missing or fails."""
-        found, pin = bytearray(), self._pins.get(wanted.at)
+    async def _from_units(self, wanted: BlockRequest, units: Sequence[BlockRequest]) -> Buffer | None:
+        """Cut a value out of units that are in memory or being fetched; None if one is missing or fails."""
+        parts = []
         try:
-            for low, high in covering:
-                data = await self.cache.join(wanted._replace(start=low, stop=high, run=True).key)
-                if data is None or isinstance(data, BlockOnDisk):
+            for unit in units:
+                part = await self.cache.join(unit.key)
+                if part is None:
                     return None
-                found += memoryview(data)[max(wanted.start - low, 0) : wanted.stop - low]
+                parts.append(part)
         except ReadError as exc:
             log.debug("%s", exc)
             return None
-        return found if self._pins.get(wanted.at) is pin else None  # the runs may be of different versions
+        return _cut(wanted, units, parts)
 
     async def _from_server(self, wanted: BlockRequest, ahead: bool) -> Buffer:
-        pins = self._pins
-        await pins.begin(wanted)
-        while True:
-            pin = pins.get(wanted.at)
-            before = None if pin is None else pin.version
-            found = await self.ranges.fetch(wanted.system, wanted.path, wanted.start, wanted.stop, ahead)
-            if len(found.data) >= _LARGE:
-                self._heap.grown()
-            pins.check(wanted, found)
-            version = await pins.version(wanted, found, before)
-            shown = found.tag is not None or wanted.expected is not None
-            if shown or pin is None or pins.get(wanted.at) is pin:
-                break  # otherwise another version was pinned meanwhile, perhaps not that of these bytes
-        if self._disk is not None and await pins.is_still(wanted, found):
-            self._disk.write(wanted, found, version)
+        await self._pins.prepare(wanted)
+        before = self._pins.version(wanted)
+        found = await self.ranges.fetch(wanted.system, wanted.path, wanted.start, wanted.stop, ahead)
+        if len(found.data) >= _LARGE:
+            self._heap.grown()
+        self._pins.check(wanted, found)
+        version = await self._pins.version_to_keep(wanted, found, before)
+        if self._disk is not None and version is not None:
+            self._disk.write(wanted, found.data, version)
         return found.data
 
-    def _forget(self, target: Target) -> None:
-        self.cache.drop(lambda key: isinstance(key, tuple) and key[:2] == target)
 
-    # -- leases
-
-    async def _in_turn(self, wanted: BlockRequest, ahead: bool, lease: Lease | None) -> Block:
-        """Fetch the block, or wait for the lease holder and read it from the disk."""
-        try:
-            if self._disk is not None and lease is not None and not lease.held:
-                found = await self._disk.wait(wanted, lease)
-                if found is not None:
-                    return found
-            return await self._from_server(wanted, ahead)
-        finally:
-            self._leave(lease)
-
-    def _leave(self, lease: Lease | None) -> None:
-        if lease is not None and self._disk is not None:
-            self._disk.leave(lease)
+def _cut(wanted: BlockRequest, units: Sequence[BlockRequest], parts: Sequence[Block]) -> Buffer:
+    """Return the bytes of a block out of the bytes of units; fewer if the target ends in one of them."""
+    found = bytearray()
+    for unit, part in zip(units, parts, strict=True):
+        assert not isinstance(part, BlockOnDisk)  # a unit is not large
+        found += memoryview(part)[max(wanted.start - unit.start, 0) : wanted.stop - unit.start]
+        if len(part) < unit.stop - unit.start:
+            break
+    return found

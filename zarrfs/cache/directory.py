@@ -1,6 +1,6 @@
 """A cache directory: files of blocks and blobs, shared by processes and nodes, and bounded in bytes.
 
-    cache_dir/zarrfs-blocks-3/    BLOCKS: a file for each block (disk.py); NAME.part is the lease on a block
+    cache_dir/zarrfs-blocks-3/    BLOCKS: a file for each block (disk.py); NAME.lease is the lease on a block
     cache_dir/blobs/sha1-9f3c...  a blob of an archive (RFC 10), as in a directory of blobs: without a header
     cache_dir/blobs/.zarrfs-cache a mark: zarrfs has made this directory; any other one is left alone
 
@@ -31,7 +31,7 @@ BACK_OFF = 30.0  # seconds without writes and leases after a failed write
 TOUCH = 60.0  # seconds: the precision of the time at which a file was last used
 LEFT = 1 << 30  # bytes of the disk that stay free; a tenth of a small one
 _KEPT = re.compile(r"[0-9a-f]{32}|sha1-[0-9a-f]{40}|sha256-[0-9a-f]{64}")
-_PASSING = re.compile(r"[0-9a-f]{32}\.part|\..*\.tmp")
+_PASSING = re.compile(r"[0-9a-f]{32}\.lease|\..*\.tmp")
 _ABANDONED = 3600.0  # seconds after which a lease or a temporary file was left by a killed process
 _OTHERS = 8 << 20  # bytes that other processes may write while one looks through the directory
 _FREED = 1 << 30  # bytes that are evicted at most beyond the needed ones

@@ -1,4 +1,8 @@
-"""Streams: sequential readers of large values, and how far to fetch ahead of each."""
+"""Streams: readers that read in order, and how far to fetch ahead of each.
+
+A stream goes through one large value, or through a target whose values are read in the order of their offsets; the
+names of keys need not show that order.
+"""
 
 from __future__ import annotations
 
@@ -8,54 +12,59 @@ from collections.abc import Hashable
 from zarrfs.cache.memory import Ahead
 from zarrfs.concurrency.lru import LRU
 
-_VALUES = 256  # values whose readers are remembered
-_READERS = 8  # readers of one value
-_TRUST = 16  # the window is this many times the bytes that its reader has read in order
-_SLACK = 4 << 20  # bytes by which the requests of one reader may be out of order, or skip ahead
+_SUBJECTS = 256  # values or targets whose readers are remembered
+_READERS = 8  # readers of one value or target
+_GROWTH = 16  # the window is this many times the bytes that its reader has read in order
 
 
 @dataclasses.dataclass(slots=True)
 class Stream:
-    """One reader of a value; offsets in bytes."""
+    """One reader of a value or a target; offsets in bytes."""
 
     began: int  # start of its first read
     at: int  # end of the furthest read
-    window: int = 0  # bytes to fetch ahead of it; 0: it has read only once, or another stream began after it
-    started: int = 0  # end of the last part that was started
-    parts: list[tuple[int, Ahead]] = dataclasses.field(default_factory=list)  # (end, part), by end
+    reads: int = 1  # in order
+    window: int = 0  # bytes to fetch ahead of it; 0: too few reads, or another stream began after it
+    started: int = 0  # end of the last block that was started
+    blocks: list[tuple[int, Ahead]] = dataclasses.field(default_factory=list)  # (end, block), by end
 
     def drop(self) -> None:
-        """Drop the parts that are fetched ahead; a fetch is cancelled unless a reader waits for it."""
-        for _, part in self.parts:
-            part.drop()
-        self.parts.clear()
+        """Drop the blocks that are fetched ahead; a fetch is cancelled unless a reader waits for it."""
+        for _, block in self.blocks:
+            block.drop()
+        self.blocks.clear()
 
 
 class Streams:
-    """The readers of many values. `first` and `most`: bytes of the smallest and the largest window."""
+    """The readers of many values or targets.
 
-    def __init__(self, first: int, most: int) -> None:
-        self.first, self.most = first, most
-        self._values: LRU[Hashable, list[Stream]] = LRU(_VALUES, _drop)
+    `slack`: bytes by which the reads of one reader may be out of order, or skip ahead. `reads`: read-ahead begins with
+    this read in order. `first` and `most`: bytes of the smallest and the largest window.
+    """
 
-    def read(self, value: Hashable, start: int, stop: int) -> Stream:
+    def __init__(self, slack: int, reads: int) -> None:
+        self._slack, self._reads = slack, reads
+        self.first = self.most = 0
+        self._streams: LRU[Hashable, list[Stream]] = LRU(_SUBJECTS, _drop)
+
+    def read(self, subject: Hashable, start: int, stop: int) -> Stream:
         """Return the reader of [start, stop); its window grows as it continues, and is 0 after a seek."""
-        streams = self._values.use(value)
+        streams = self._streams.use(subject)
         if streams is None:
-            streams = self._values.put(value, [])
+            streams = self._streams.put(subject, [])
         for stream in reversed(streams):
-            if -_SLACK <= start - stream.at <= _SLACK:
+            if -self._slack <= start - stream.at <= self._slack:
                 self._go_on(stream, start, stop)
                 return stream
         return self._begin(streams, start, stop)
 
     def _go_on(self, stream: Stream, start: int, stop: int) -> None:
-        stream.at = max(stream.at, stop)
-        stream.window = min(max(self.first, stream.window, _TRUST * (stream.at - stream.began)), self.most)
-        # Drop no parts up to `stop`: a reader of their bytes, in this request or an earlier one, may not wait for them
-        # yet.
-        while stream.parts and stream.parts[0][0] <= start - _SLACK:
-            stream.parts.pop(0)[1].drop()
+        stream.at, stream.reads = max(stream.at, stop), stream.reads + 1
+        if stream.reads >= self._reads:
+            stream.window = min(max(self.first, stream.window, _GROWTH * (stream.at - stream.began)), self.most)
+        # keep the blocks up to `stop`: a reader of their bytes may not wait for them yet
+        while stream.blocks and stream.blocks[0][0] <= start - self._slack:
+            stream.blocks.pop(0)[1].drop()
 
     def _begin(self, streams: list[Stream], start: int, stop: int) -> Stream:
         """Begin a stream, after a seek or for another reader. Cancel the read-ahead of the stream begun before it."""

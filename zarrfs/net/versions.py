@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from typing import NamedTuple
 
@@ -24,25 +23,6 @@ class TargetVersion(NamedTuple):
 def version_from(tag: str | None, size: int | None) -> TargetVersion | None:
     """Return the version given by `tag` and `size`; None if one is missing."""
     return TargetVersion(tag, size) if tag and size is not None else None
-
-
-@dataclasses.dataclass(slots=True)
-class Pin:
-    """The version of a target that is being read: the one of the first bytes received, or the one found on disk."""
-
-    tag: str | None
-    size: int | None
-    certain: bool = True  # False: from the disk, and no reader has received bytes of it yet
-    noted: bool = False  # recorded on disk
-    kept: bool = True  # False: its server sends no version, so it is not cached on disk
-    head: Fetched | None = None  # the facts that came with its first bytes, without the bytes
-    asked: float | None = None  # trio's time at which its attributes were last requested
-    agreed: bool = False  # those attributes had this version
-
-    @property
-    def version(self) -> TargetVersion | None:
-        """The version; None if tag or size is missing."""
-        return version_from(self.tag, self.size)
 
 
 def tag_of(entry: Entry) -> str | None:

@@ -48,7 +48,7 @@ class RemoteFiles:
         self._openers = openers.Openers(options, self, self.trust)
         self._below: RemoteFiles | None = None
         self._found: LRU[str, tuple[System, str]] = LRU(_FOUND)
-        self._streams = Streams(0, 0)
+        self._streams = Streams(slack=PART, reads=2)
         self._bound_streams()
 
     # -- by URL
@@ -125,7 +125,7 @@ class RemoteFiles:
         stream = self._streams.read((id(system), path, low), offset, offset + length)
         if offset == low and high - low <= _WINDOW * PART:
             stream.window = stream.window or high - low  # all parts, in parallel
-        self._fetch_ahead(stream, system, path, low, high, expected)
+        self.blocks.fetch_ahead(stream, BlockRequest(system, path, low, high, expected), PART)
         wanted = list(self._cover(BlockRequest(system, path, offset, offset + length, expected), low, high, stream))
         if len(wanted) == 1:
             return await self.blocks.read(wanted[0], offset, length, (offset, length))
@@ -208,17 +208,3 @@ class RemoteFiles:
                 part = read._replace(start=start, stop=min(start + _PIECE, high))
             yield part
             at = part.stop
-
-    def _fetch_ahead(
-        self, stream: Stream, system: System, path: str, low: int, high: int, expected: Entry | None
-    ) -> None:
-        """Start fetching the parts in the read-ahead window of a stream, as far as there is memory."""
-        at = max(stream.started, stream.at - (stream.at - low) % PART)
-        while stream.window and at < min(stream.at + stream.window, high):
-            part = BlockRequest(system, path, at, min(at + PART, high), expected)
-            if not self.blocks.cache.has(part.key):
-                ahead = self.blocks.ahead(part)
-                if ahead is None:
-                    break
-                stream.parts.append((part.stop, ahead))
-            at = stream.started = part.stop
