@@ -282,6 +282,22 @@ def test_a_large_value_is_fetched_in_parts_ahead_of_its_reader(faulty: Faulty) -
     assert sorted(asked or "" for _, _, asked in faulty.requests) == sorted(parts)
 
 
+def test_small_values_that_are_read_in_the_order_of_their_offsets_share_requests(faulty: Faulty) -> None:
+    """Whatever their keys are. The last value ends with the target."""
+    value = os.urandom(2_005_000)
+    url, lows = faulty.put("/v", value), range(0, len(value), 10_000)
+
+    async def check(files: RemoteFiles) -> None:
+        for low in lows:
+            size = min(10_000, len(value) - low)
+            assert bytes(await files.read(url, low, size, low, low + size)) == value[low : low + size]
+        with pytest.raises(OutOfRange):
+            await files.read(url, 2_000_000, 10_000, 2_000_000, 2_010_000)
+
+    using(check)
+    assert faulty.gets() < len(lows) / 4
+
+
 def test_a_read_anywhere_in_a_large_value_is_a_small_request(faulty: Faulty) -> None:
     value = os.urandom(1 << 20) * 48
     url = faulty.put("/v", value)
