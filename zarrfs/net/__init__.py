@@ -2,6 +2,6 @@
 
 request_queue.py queues requests by server and repeats those that fail (503, cut connections); outages.py handles
 servers that do not answer. web.py and connections.py implement HTTP, buckets.py and services.py serve buckets,
-bridge.py calls fsspec, and reach.py decides which servers a source may contact. Knows URLs and byte ranges, but
+threads.py calls fsspec, and reach.py decides which servers a source may contact. Knows URLs and byte ranges, but
 neither caches nor keys.
 """

@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 
 import trio
 
-from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import in_background
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
@@ -37,7 +36,6 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds between attempts, doubled ea
 _LATE = (
     0.9  # part of read_timeout= after which a read waits no more: the kernel repeats a failed read, and a bit early
 )
-_UNREACHED = 1024  # places that could not be connected to are remembered
 _SERVER_BYTES = 128 << 20  # bytes that are requested from one server at a time
 _NAMED = 32  # outages in stats: an extended attribute has at most 64 KiB
 PART = 4 << 20  # bytes of the largest request
@@ -51,7 +49,7 @@ class _Want:
     __slots__ = ("ahead", "call", "done", "error", "found", "path", "reason", "request", "start", "stop", "system")
 
     def __init__(
-        self, system: System | None, path: str, start: int = 0, stop: int = 0, ahead: bool = False,
+        self, system: System, path: str, start: int = 0, stop: int = 0, ahead: bool = False,
         call: Callable[[], Awaitable[Any]] | None = None,
     ) -> None:  # fmt: skip
         self.system, self.path, self.start, self.stop, self.ahead, self.call = system, path, start, stop, ahead, call
@@ -67,7 +65,7 @@ class _Want:
 
     @property
     def shown(self) -> str:
-        return self.path if self.system is None else self.system.shown(self.path)
+        return self.system.shown(self.path)
 
     def failure(self, reason: str, length: int) -> ReadError:
         """Return the error of a request for the `length` bytes that begin with this range."""
@@ -115,7 +113,6 @@ class RequestQueue:
     def __init__(self, options: Options, on_outage: Callable[[str], None] = lambda server: None) -> None:
         self._options, self._on_outage = options, on_outage
         self._servers: dict[str, _Server] = {}
-        self._unreached: LRU[str, _Server] = LRU(_UNREACHED)
         self._latency = Latency()
         QUEUES.add(self)
         self.beneath: RequestQueue | None = None  # the queue for archives whose members are read here
@@ -133,20 +130,6 @@ class RequestQueue:
     async def call(self, system: System, path: str, request: Callable[[], Awaitable[Any]]) -> Any:
         """Send a request of another kind, with the bounds and retries of ranges, and return its answer."""
         return await self._get(self._server(system, path), _Want(system, path, call=request))
-
-    async def connect(self, where: str, connect: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `connect`, which connects to `where`; retry its failures as those of a request."""
-        server = self._unreached.pop(where, None) or _Server(where)
-        want = _Want(None, where)
-        try:
-            with trio.CancelScope(deadline=trio.current_time() + self._options.read_timeout):
-                found: T = await self._attempts(server, [want], 0, connect)
-                return found
-        finally:
-            if server.outage is not None:
-                self._unreached.put(where, server)
-        _count(want, "requests_failed_total")
-        raise want.failure(self._too_late(server, want.reason), 0)
 
     def usual(self) -> float | None:
         """Return the 90th percentile of the times of requests, in seconds; None before the first one."""
@@ -328,7 +311,7 @@ class RequestQueue:
     def _time(self, want: _Want, sent: float) -> None:
         seconds = trio.current_time() - sent
         self._latency.add(seconds)
-        if want.system is None or not want.system.nested:
+        if not want.system.nested:
             LATENCIES.add(seconds)
 
     async def _once(self, server: _Server, first: _Want, stop: int) -> Any:
@@ -339,7 +322,6 @@ class RequestQueue:
             answer = await first.call()
             self._time(first, sent)
             return answer
-        assert first.system is not None
         found = await first.system.fetch(first.path, first.start, stop)
         self._time(first, sent)
         _count(first, "network_bytes_total", len(found.data))
@@ -426,7 +408,7 @@ class RequestQueue:
 
 def _count(want: _Want, name: str, number: int = 1) -> None:
     """Count in the statistics of the mount, except for members of archives: the queue of the archive counts."""
-    if want.system is None or not want.system.nested:
+    if not want.system.nested:
         COUNTS[name] += number
 
 

@@ -16,7 +16,6 @@ from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import for_each
 from zarrfs.config import urls
 from zarrfs.config.options import Options
-from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import ReadError
 from zarrfs.net import openers
 from zarrfs.net.reach import Trust
@@ -74,17 +73,13 @@ class RemoteFiles:
         """Return (system, path in it) of a URL; if the URL is a chain, open the archive."""
         found = self._found.get(url)
         if found is None:
-            if len(urls.protocols(url)) > 1:  # below() connects to the server of the archive
-                opened = await self._openers.find(url)
-            else:
-                opened = await self.blocks.ranges.connect(without_secrets(url), lambda: self._openers.find(url))
-            found = self._found.put(url, opened)
+            found = self._found.put(url, await self._openers.find(url))
         return found
 
     async def get_ready(self, url: str) -> None:
         """Import and start what reading `url` needs; do nothing for a chain. Send no request."""
         if len(urls.protocols(url)) == 1:
-            await self.blocks.ranges.connect(without_secrets(url), lambda: self._openers.get_ready(url))
+            await self._openers.get_ready(url)
 
     def below(self) -> RemoteFiles:
         """Return a RemoteFiles for the bytes of archives, with a quarter of the memory.

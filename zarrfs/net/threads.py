@@ -1,0 +1,306 @@
+"""ThreadSystem: all protocols of fsspec, by its synchronous interface in worker threads."""
+
+from __future__ import annotations
+
+import calendar
+import datetime
+import errno
+import importlib
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import trio
+
+from zarrfs.config import urls
+from zarrfs.config.options import Options
+from zarrfs.config.redaction import redact_text, without_secrets
+from zarrfs.errors import ReadError
+from zarrfs.net import identity
+from zarrfs.net.failures import failure, raise_from
+from zarrfs.net.responses import Entry, Fetched, System, Transient, too_large
+
+T = TypeVar("T")
+
+_THREADS = 64  # of one system, each with one call; a thread whose caller has timed out counts until it ends
+_LINKS = 64  # symbolic links that are followed at a time
+SSH = ("sftp", "ssh")  # names of one protocol
+_SERVER = re.compile(r"[^:/?#]+://[^/?#]*")
+_KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")  # as in ssh(1)
+_KEEPALIVE = 15.0  # seconds; after three without an answer the connection is lost
+_LOST = ("ConnectionLost", "DisconnectError", "ChannelOpenError", "SFTPNoConnection", "SFTPConnectionLost")  # asyncssh
+
+
+class ThreadSystem(System):
+    """A file system of fsspec: one server, with the options that name it."""
+
+    def __init__(self, options: Options, protocol: str, class_: Any, given: Mapping[str, Any]) -> None:
+        """Make a file system of `class_` for the first call, and another one if its connection is lost."""
+        self._protocol, self._class, self._given = protocol, class_, given
+        self._timeout, self._limit = options.request_timeout, options.document_limit
+        self._threads = trio.CapacityLimiter(_THREADS)
+        self._fs: Any = None
+        self._connecting = trio.Lock()
+
+    async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
+        return Fetched(await self._call(path, self._cat, start, stop))
+
+    async def stat(self, path: str) -> Entry:
+        return entry(await self._call(path, self._info))
+
+    async def listing(self, path: str) -> list[Entry] | None:
+        return listed(path, await self._call(path, self._ls))
+
+    def shown(self, path: str) -> str:
+        return without_secrets(f"{self._protocol}://{path}")
+
+    def host(self, path: str) -> str:
+        return _host(self._protocol, self._given)
+
+    def identity(self, path: str) -> str:
+        return identity.of_other(urls.names(self._protocol)[0], path, self._given)
+
+    async def _call(self, path: str, function: Callable[..., T], *args: Any) -> T:
+        """Return the result of `function(fs, path, *args)`."""
+        async with self._connecting:
+            if self._fs is None:
+                self._fs = await self._connected()
+        fs = self._fs
+        try:
+            return await self._run(function, fs, path, *args)
+        except Exception as exc:
+            if self._protocol in SSH and _is_lost(exc):
+                self._fs = None if fs is self._fs else self._fs  # else another call has already replaced it
+                raise Transient("the connection is lost") from exc
+            raise_from(failure(exc, self.shown(path), self._timeout), exc)
+
+    async def _run(self, function: Callable[..., T], *args: Any) -> T:
+        begun = False
+
+        def run() -> T:
+            nonlocal begun
+            begun = True
+            return function(*args)
+
+        try:
+            with trio.fail_after(self._timeout):
+                return await trio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self._threads)
+        except trio.TooSlowError as exc:
+            if begun:
+                raise
+            rule = f"{_THREADS} calls have no answer yet: none ended within {self._timeout:g} s"
+            raise Transient(rule) from exc
+
+    async def _connected(self) -> Any:
+        """Return a file system, which may have to log in. Raise Transient if an SSH server is not reached."""
+        try:
+            return await self._run(self._made)
+        except (ReadError, Transient):
+            raise
+        except Exception as exc:
+            where = f"{self._protocol}://"
+            if self._protocol in SSH and (_is_lost(exc) or isinstance(exc, OSError | trio.TooSlowError)):
+                found = failure(exc, where, self._timeout)
+                raise_from(Transient(str(exc) or "the connection is lost") if _is_lost(exc) else found, exc)
+            if isinstance(exc, trio.TooSlowError):
+                raise ReadError(where, f"not ready within {self._timeout:g} s (-o read_timeout=)") from exc
+            raise ReadError(where, f"cannot be used with these options: {redact_text(str(exc))}") from exc
+
+    # -- in a thread
+
+    def _made(self) -> Any:
+        if self._protocol not in SSH:
+            return self._class(**self._given, skip_instance_cache=True, use_listings_cache=False)
+        files = [file for file in map(os.path.expanduser, _KNOWN_HOSTS) if os.access(file, os.R_OK)]
+        # without known hosts sshfs accepts any key; b"": accept none
+        given = {"known_hosts": files or b"", "keepalive_interval": _KEEPALIVE, **self._given}
+        try:
+            return self._class(**given, skip_instance_cache=True)
+        except Exception as exc:
+            if type(exc).__name__ != "HostKeyNotVerifiable":
+                raise
+            raise _unknown_key(self._protocol, self._given) from exc
+
+    def _sync(self, fs: Any, method: str, *args: Any, **more: Any) -> Any:
+        """Call a method of a file system; the call of an asynchronous one is cancelled if it takes too long."""
+        if not fs.async_impl:
+            return getattr(fs, method)(*args, **more)
+        return self._awaited(fs, getattr(fs, f"_{method}"), *args, **more)
+
+    def _awaited(self, fs: Any, function: Callable[..., Any], *args: Any, **more: Any) -> Any:
+        from fsspec.asyn import sync
+
+        return sync(fs.loop, function, *args, timeout=self._timeout, **more)
+
+    def _cat(self, fs: Any, path: str, start: int, stop: int | None) -> bytes:
+        if stop is None:
+            size = self._sync(fs, "info", path).get("size")
+            if size is not None and size - start > self._limit:
+                raise too_large(self.shown(path), self._limit)
+        if self._protocol in SSH:  # sshfs would fetch all of it
+            part: bytes = self._awaited(fs, _sftp_part, fs, path, start, -1 if stop is None else stop - start)
+            return part
+        whole = start == 0 and stop is None
+        data: bytes = self._sync(fs, "cat_file", path, **({} if whole else {"start": start, "end": stop}))
+        return data
+
+    def _info(self, fs: Any, path: str) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = self._sync(fs, "info", path)
+        except FileNotFoundError:
+            if self._protocol in SSH and self._awaited(fs, _sftp_is_there, fs, path):
+                raise ReadError(self.shown(path), "is a symbolic link that leads nowhere") from None
+            raise
+        return found
+
+    def _ls(self, fs: Any, path: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._sync(fs, "ls", path, detail=True)
+        if self._protocol in SSH and any(info["type"] == "link" for info in found):
+            return self._awaited(fs, _sftp_followed, fs, path, found)  # type: ignore[no-any-return]
+        return found
+
+
+# -- SFTP, on the loop of fsspec
+
+
+async def _sftp_part(fs: Any, path: str, start: int, length: int) -> bytes:
+    async with fs._pool.get() as channel, channel.open(path, "rb") as file:
+        data: bytes = await file.read(length, start)
+        return data
+
+
+async def _sftp_is_there(fs: Any, path: str) -> bool:
+    """Return whether a server has a name, even if that is a dangling symbolic link."""
+    async with fs._pool.get() as channel:
+        try:
+            await channel.lstat(path)
+        except Exception:  # the answer to stat(), not found, holds
+            return False
+    return True
+
+
+async def _sftp_followed(fs: Any, path: str, infos: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Replace the symbolic links in a listing of the directory `path` by their targets.
+
+    A link to `path` itself or to a directory above it is left out, because a walk would never end. A link that
+    cannot be followed is kept as a file of unknown size; its reader gets the error.
+    """
+    import asyncio
+
+    links = [info["name"] for info in infos if info["type"] == "link"]
+    found = [info for info in infos if info["type"] != "link"]
+    async with fs._pool.get() as channel:
+        above = [path[:at] for at, letter in enumerate(path) if letter == "/" and at]
+        here = await asyncio.gather(*map(channel.realpath, (path, *above)))
+        for at in range(0, len(links), _LINKS):
+            names = links[at : at + _LINKS]
+            attributes = await asyncio.gather(*map(channel.stat, names), return_exceptions=True)
+            for name, one in zip(names, attributes, strict=True):
+                if isinstance(one, BaseException) and (not isinstance(one, Exception) or _is_lost(one)):
+                    raise one
+                info = {"type": "file"} if isinstance(one, Exception) else fs._decode_attributes(one)
+                if info["type"] == "directory":
+                    there = (await channel.realpath(name)).rstrip("/") + "/"
+                    if any(f"{one}/".startswith(there) for one in here):
+                        continue
+                found.append({**info, "name": name})
+    return found
+
+
+def _is_lost(exc: BaseException) -> bool:
+    """Return whether a failure of sshfs means that its connection, or the channel that it keeps using, is lost."""
+    if isinstance(exc, ConnectionError) or any(kind.__name__ in _LOST for kind in type(exc).__mro__):
+        return True
+    return isinstance(exc, ValueError) and "any SFTP connections" in str(exc)
+
+
+def _unknown_key(protocol: str, options: Mapping[str, Any]) -> ReadError:
+    """Return the error for a server whose host key is unknown (HostKeyNotVerifiable of asyncssh)."""
+    host, port, named = options.get("host"), options.get("port"), options.get("known_hosts")
+    files = named if isinstance(named, str) and named else " or ".join(_KNOWN_HOSTS)
+    scan = f"ssh-keyscan {f'-p {port} ' if port else ''}{host}"
+    rule = (
+        f"its host key is not in {files}: if it is the right server, add the key ({scan}), "
+        f"or name a file that has it (-o {protocol}.known_hosts=FILE)"
+    )
+    return ReadError(_host(protocol, options), rule)
+
+
+# -- classes, URLs and answers of fsspec
+
+
+def class_of(protocol: str) -> Any:
+    """Return fsspec's class for a protocol; call this in a thread, because it imports packages.
+
+    Raise ReadError if the protocol is unknown or its package is missing.
+    """
+    try:
+        return importlib.import_module("fsspec").get_filesystem_class(protocol)
+    except ValueError:
+        raise ReadError(f"{protocol}://", f"the protocol {protocol!r} is unknown") from None
+    except ImportError as exc:
+        hint = "sshfs: pip install 'zarrfs[sftp]'" if protocol in SSH else str(exc)
+        raise ReadError(f"{protocol}://", f"{protocol} needs the package {hint}") from None
+
+
+def parts_of(class_: Any, protocol: str, url: str) -> tuple[dict[str, Any], str]:
+    """Return (the options that a URL contains, such as host and user; its path), as fsspec's class reads them.
+
+    A "?", "#" or tab is part of the path: fsspec would take a query for options, and cut it off the path of a server.
+    """
+    server = _SERVER.match(url) if protocol in ("smb", *SSH) else None
+    head, path = (url, url) if server is None else (server[0], url[server.end() :])
+    return class_._get_kwargs_from_urls(head), class_._strip_protocol(path)
+
+
+def _host(protocol: str, options: Mapping[str, Any]) -> str:
+    """Return the name of the server of a file system with these options."""
+    port = f":{options['port']}" if options.get("port") else ""
+    return f"{protocol}://{options.get('host') or ''}{port}"
+
+
+def entry(info: dict[str, Any]) -> Entry:
+    """Convert an fsspec info to an Entry."""
+    name = str(info["name"]).rstrip("/").rpartition("/")[2]
+    if info.get("type") == "directory":
+        return Entry(name, True)
+    tag = info.get("ETag") or info.get("etag") or info.get("md5") or info.get("CRC")
+    mtime_ns = _time_ns(info)
+    link = info.get("type", "file") != "file"
+    size = None if link else info.get("size")  # the size of a link is not the size of its target
+    strong = tag is not None and "CRC" not in info
+    return Entry(name, False, size, mtime_ns, None if tag is None else str(tag), strong=strong)
+
+
+def listed(path: str, infos: list[dict[str, Any]]) -> list[Entry]:
+    """Convert the result of fsspec's ls() to entries. Raise NotADirectoryError if it lists a file as itself.
+
+    Raise ReadError if it names something that is not directly in `path`.
+
+    Names that are neither files nor directories (symbolic links, FIFOs) are listed as files of unknown size. If they
+    were left out, a chunk of that name would be absent, and a reader would use the fill value.
+    """
+    whole = path.strip("/")
+    found = []
+    for info in infos:
+        at = str(info["name"]).strip("/")
+        if at == whole:
+            if info.get("type") != "directory" and len(infos) == 1:
+                raise NotADirectoryError(errno.ENOTDIR, "is not a directory", path)
+            continue  # the marker of the directory
+        if at.startswith(whole + "/") and "/" in at[len(whole) + 1 :]:
+            raise ReadError(path, f"its listing names something outside of it: {at[:200]!r}")
+        found.append(entry(info))
+    return found
+
+
+def _time_ns(info: dict[str, Any]) -> int | None:
+    for name in ("mtime", "LastModified", "last_modified", "updated", "created"):
+        value = info.get(name)
+        if isinstance(value, datetime.datetime):
+            # whole seconds, because a float of this size cannot hold nanoseconds exactly
+            return calendar.timegm(value.utctimetuple()) * 1_000_000_000 + value.microsecond * 1000
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return int(value * 1_000_000_000)
+    return None
