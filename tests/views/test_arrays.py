@@ -238,6 +238,27 @@ def test_an_open_array_whose_layout_changes_is_an_error(key: str, change: dict[s
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
+def test_nested_chunks_that_appear_under_an_open_array_are_an_error_and_not_fill_values(tmp_path: Path) -> None:
+    """Old documents do not tell whether chunks are nested: an array without chunks may turn out to be."""
+    about = {"zarr_format": 2, "shape": [2, 2], "chunks": [2, 2], "dtype": "|u1", "fill_value": 0, "order": "C"}
+    (tmp_path / "x").mkdir()
+    (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')
+    (tmp_path / "x/.zarray").write_text(json.dumps(about | {"compressor": None, "filters": None}))
+
+    async def main() -> None:
+        async with view_of(tmp_path) as view:
+            value = await view.open("x.npy")
+            assert bytes(await value.read(value.size - 4, 4)) == bytes(4)
+            (tmp_path / "x/0").mkdir()
+            (tmp_path / "x/0/0").write_bytes(b"1234")
+            await trio.sleep(1.1)
+            with pytest.raises(TargetChanged, match="x has changed"):
+                await value.read(value.size - 4, 4)
+            assert bytes(await view.get("x.npy"))[-4:] == b"1234"
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
 def test_attributes_are_those_of_the_first_look_and_the_array_stays_readable(tmp_path: Path) -> None:
     small(zarr.open_group(tmp_path, mode="w", zarr_format=2), "x")
 

@@ -206,6 +206,9 @@ class Hierarchy:
             same = info == seen.info and (not seen.content or hash(bytes(data)) == seen.content)
         except (NotFound, NotDirectory, IsDirectory):
             same = False
+        if same and self._nodes.get(node.path, (0.0,))[0] != math.inf:  # its chunk names were not known
+            found = await self._at(node.path)
+            same = found is not None and found.metadata == node.metadata
         if not same:
             raise TargetChanged(key, f"{node.path or '/'} has changed: zarrfs refresh shows the new version")
         self._checked.put(node.path, now)
