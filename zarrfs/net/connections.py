@@ -1,6 +1,6 @@
-"""Connections to web servers on trio: name lookup, connecting, and a pool of idle connections.
+"""Connections to web servers on trio: name lookup, connecting, proxies, and a pool of idle connections.
 
-Source: RFC 9112 (9 connection management), RFC 8305 (happy eyeballs).
+Source: RFC 9112 (9 connection management), RFC 8305 (happy eyeballs), RFC 9110 (9.3.6 CONNECT).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import os
 import socket
 import ssl
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
 from zarrfs.concurrency.tasks import in_background
-from zarrfs.errors import AccessDenied
+from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net.addresses import is_public, not_public
-from zarrfs.net.proxies import Proxy, tunnel
+from zarrfs.net.messages import BadAnswer
 from zarrfs.net.responses import Transient
 from zarrfs.net.tls import Tls, context_of, tls_error
 from zarrfs.net.transport import Connection
@@ -28,6 +28,18 @@ _IDLE = 15.0  # seconds for which an idle connection is kept at least, and betwe
 _KEPT = 256  # the greatest number of idle connections, of all servers together
 _NEXT = 0.25  # seconds until the next address of a name is tried in parallel
 _ADDRESSES = 60.0  # seconds for which the addresses of a name are cached
+
+
+class Proxy(NamedTuple):
+    """An HTTP proxy through which a server is reached, for https with CONNECT."""
+
+    host: str
+    port: int
+    lines: str  # headers that only the proxy gets, each with its line end
+
+    def __str__(self) -> str:
+        """Return the name of the proxy in messages."""
+        return f"proxy {self.host}:{self.port}"
 
 
 class Server:
@@ -68,15 +80,27 @@ class Server:
         return connection
 
     async def _through(self, proxy: Proxy, connection: Connection, where: str, patience: float) -> None:
-        """Make the proxy at the other end of `connection` connect to the server."""
+        """Make the proxy at the other end of `connection` connect to the server, which gets all later bytes."""
+        at = f"[{self.name}]:{self.port}" if ":" in self.name else f"{self.name}:{self.port}"
         patience *= 0.9  # fail before the timeout of the request, whose message would not name the proxy
         try:
             with trio.fail_after(patience):
-                await tunnel(connection, proxy, self.name, self.port, where)
+                await connection.send(f"CONNECT {at} HTTP/1.1\r\nHost: {at}\r\n{proxy.lines}\r\n".encode("latin-1"))
+                head = await connection.head()
         except trio.TooSlowError as exc:
             raise Transient(f"{proxy}: no answer within {patience:g} s") from exc
         except OSError as exc:
             raise Transient(f"{proxy}: {exc.strerror or exc}") from exc
+        if head is None:
+            raise Transient(f"{proxy}: the connection was closed before an answer came")
+        rule = f"{proxy}: HTTP status {head.status} {head.reason}".rstrip()
+        if head.status in (401, 403, 407):
+            hint = " (http.proxy_auth=)" if head.status == 407 else ""
+            raise AccessDenied(where, rule + hint, head.status)
+        if not 200 <= head.status < 300:
+            raise Transient(rule, 0.0, head.status) if head.status >= 500 else ReadError(where, rule, head.status)
+        if connection.ahead:
+            raise BadAnswer("the proxy sends more than its answer")
 
     async def _socket(self, where: str, patience: float) -> socket.socket:
         """Return a socket that is connected to the first address of the server, or of its proxy, that answers."""

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import trio
 
 from zarrfs.errors import AccessDenied, ReadError
-from zarrfs.net.certificates import check_variables
 from zarrfs.net.responses import Transient
 
 # Reasons in OpenSSL's errors if the server rejects the certificate of the client, or wants one.
@@ -45,17 +44,30 @@ async def context_of(tls: Tls, where: str) -> ssl.SSLContext:
     """Return the context for `tls`; read its files again if they have changed. Raise ReadError if that fails."""
     authorities = os.environ.get("SSL_CERT_FILE", "") if tls.verify else ""
     named = [path for path in (authorities, tls.certificate, tls.key) if path]
-    if tls.verify:
-        check_variables(where)
+
+    def make() -> ssl.SSLContext:
+        if tls.verify:
+            _check_variables(where)
+        return _made(tls, authorities, tuple(os.stat(path).st_mtime_ns for path in named))
+
     try:
-        return await trio.to_thread.run_sync(lambda: _made(tls, authorities, tuple(map(_changed, named))))
+        return await trio.to_thread.run_sync(make)
     except OSError as exc:  # includes ssl.SSLError
         rule = f"{' or '.join(named) or 'certificates'}: cannot be used: {exc.strerror or exc}"
         raise ReadError(where, rule) from exc
 
 
-def _changed(path: str) -> int:
-    return os.stat(path).st_mtime_ns
+def _check_variables(where: str) -> None:
+    """Raise ReadError if a variable names nothing that can be read.
+
+    OpenSSL ignores a missing file. Servers of a site would then be refused without a hint, or authorities would be
+    trusted that the user did not choose. Source: SSL_CTX_set_default_verify_paths(3).
+    """
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        paths = os.environ.get(name, "").split(":" if name == "SSL_CERT_DIR" else "\0")
+        if paths != [""] and not any(os.access(path, os.R_OK) for path in paths):
+            reason = "cannot be read" if any(map(os.path.lexists, paths)) else "no such file or directory"
+            raise ReadError(where, f"${name}: {':'.join(paths)}: {reason}; correct the variable, or unset it")
 
 
 @functools.lru_cache(32)

@@ -20,7 +20,7 @@ from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import names
 from zarrfs.errors import ReadError
 from zarrfs.net.addresses import literal
-from zarrfs.net.proxies import Proxy
+from zarrfs.net.connections import Proxy
 from zarrfs.net.tls import Tls
 
 log = logging.getLogger(__name__)
