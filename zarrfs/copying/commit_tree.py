@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 from zarrfs.archives.writer import Entry
 from zarrfs.errors import ReadError, SourceError, ZarrfsError, reason_of
-from zarrfs.store.api import Info, Kind, join_key
+from zarrfs.store.api import Info, Kind, Value, join_key
 from zarrfs.store.overlay import Overlay
 from zarrfs.store.values import open_sized
 from zarrfs.system.buffers import Buffer
@@ -80,38 +80,27 @@ class MergedTree:
 
     async def extents(self, node: Entry, size: int) -> list[tuple[int, int]]:
         """Return (start, stop) of the data extents of a file of `size` bytes, in order. Raise SourceError."""
-        if not size:
-            if node.status is not None or not self.overlay.remote:
-                await self.read(node, 0, 0)  # raises SourceError if the file is not empty any more
-            return []
         with reading(self.place(node), node.key):
-            return await self._extents(node, size)
+            with contextlib.closing(await self._opened(node, size)) as value:
+                if (descriptor := value.fileno()) is not None:
+                    return data_extents(descriptor, size)
+            where = await self.overlay.locate(node.key)
+        if "regions" in where:
+            return [(region["start"], region["start"] + region["length"]) for region in where["regions"]]
+        return [(0, size)] if size and "hole" not in where else []
 
-    async def _extents(self, node: Entry, size: int) -> list[tuple[int, int]]:
-        lower = self.overlay.lower
-        if node.status is None:
-            assert lower is not None
-            place = await lower.locate(node.key)
-            if "regions" in place:
-                return [(region["start"], region["start"] + region["length"]) for region in place["regions"]]
-            if "hole" in place:
-                return []
-            if lower.remote:  # no local file to look for holes in
-                return [(0, size)]
-        elif node.status.st_blocks * 512 >= size:
-            return [(0, size)]
-        with contextlib.closing(await self.overlay.open(node.key)) as value:
-            descriptor = value.fileno()
-            return [(0, size)] if descriptor is None else data_extents(descriptor, size)
+    async def _opened(self, node: Entry, size: int) -> Value:
+        value = await open_sized(self.overlay, node.key, size)
+        if value.fileno() is not None and (value.size, value.info.mtime_ns) != (size, node.mtime_ns):
+            value.close()
+            raise SourceError(self.place(node), "has changed since it was listed", node.key)
+        return value
 
     async def pieces(self, node: Entry, start: int, stop: int) -> AsyncIterator[Buffer]:
         """Yield exactly the bytes [start, stop) of a file, in pieces. Raise SourceError if they cannot be read."""
-        size = await self.size(node)
         with reading(self.place(node), node.key):
-            value = await open_sized(self.overlay, node.key, size)
+            value = await self._opened(node, await self.size(node))
         with contextlib.closing(value):
-            if value.fileno() is not None and (value.size, value.info.mtime_ns) != (size, node.mtime_ns):
-                raise SourceError(self.place(node), "has changed since it was listed", node.key)
             while start < stop:
                 with reading(self.place(node), node.key):
                     piece = await value.read(start, min(PIECE, stop - start))
