@@ -23,14 +23,17 @@ V = TypeVar("V", bound=Sized)
 class _Fetch(Generic[V]):
     """A fetch in progress, and the number of tasks that wait for it."""
 
-    __slots__ = ("__weakref__", "ahead", "block", "done", "error", "roomy", "scope", "waiters")
+    __slots__ = (
+        "__weakref__", "admitted", "ahead", "block", "done", "error", "key", "scope", "server", "size", "waiters",
+    )  # fmt: skip
 
-    def __init__(self, ahead: bool) -> None:
+    def __init__(self, key: Hashable, size: int, server: str, ahead: bool) -> None:
+        self.key, self.size, self.server = key, size, server
         self.ahead = ahead  # begun by ahead(): it may time out before a reader that joins it, so get() fetches again
+        self.admitted = ahead  # its bytes fit: it does not wait for those of others any more
         self.done = trio.Event()
         self.scope = trio.CancelScope()
         self.waiters = 0
-        self.roomy = ahead  # it does not wait for the budget any more
         self.block: V | None = None
         self.error: Exception | None = None
 
@@ -83,7 +86,7 @@ class BlockCache(Generic[V]):
         """
         self.max_bytes, self._is_paid, self._is_out = max_bytes, is_paid, is_out
         self._blocks: SizedLRU[Hashable, V] = SizedLRU(len)
-        self._flights: dict[Hashable, _Fetch[V]] = {}
+        self._fetches: dict[Hashable, _Fetch[V]] = {}
         self._unused: dict[Hashable, int] = {}  # bytes of blocks fetched ahead and not read yet
         self._unused_bytes = 0
         self._expected = MemoryBudget(max_bytes)
@@ -95,12 +98,12 @@ class BlockCache(Generic[V]):
         block = self._blocks.use(key)
         if block is not None:
             COUNTS["memory_hits_total"] += 1
-            self._use(key)
+            self._note_use(key)
         return block
 
     def has(self, key: Hashable) -> bool:
         """Return whether the block `key` is cached or being fetched."""
-        return key in self._blocks or key in self._flights
+        return key in self._blocks or key in self._fetches
 
     async def get(self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], server: str = "") -> V:
         """Return the block `key`: cached, being fetched, or fetched now by `fetch`, which returns about `size` bytes.
@@ -111,32 +114,31 @@ class BlockCache(Generic[V]):
         block = self.peek(key)
         if block is not None:
             return block
-        flight = self._flights.get(key)
-        if flight is not None:
+        present = self._fetches.get(key)
+        if present is not None:
             COUNTS["memory_hits_total"] += 1
             try:
-                return await self._land(key, flight)
+                return await self._wait(present)
             except Exception:
-                if not flight.ahead:
+                if not present.ahead:
                     raise
-            flight = self._flights.get(key)
-        if flight is None:
+            present = self._fetches.get(key)
+        if present is None:
             COUNTS["memory_misses_total"] += 1
-            flight = _Fetch(ahead=False)
-            self._start(key, size, fetch, server, flight)
-        return await self._land(key, flight)
+            present = self._start(_Fetch(key, size, server, ahead=False), fetch)
+        return await self._wait(present)
 
     async def join(self, key: Hashable) -> V | None:
         """Return the block `key` if it is cached or being fetched, else None. Raise what its fetch raises.
 
-        Call it within another fetch: a fetch that waits for room is not joined, because it may wait until the calling
-        one ends.
+        Call it within another fetch: a fetch that is not admitted yet is not joined, because it may wait until the
+        calling one ends.
         """
         block = self.peek(key)
-        flight = self._flights.get(key)
-        if block is not None or flight is None or not flight.roomy:
+        present = self._fetches.get(key)
+        if block is not None or present is None or not present.admitted:
             return block
-        return await self._land(key, flight)
+        return await self._wait(present)
 
     def ahead(
         self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], server: str = ""
@@ -145,23 +147,21 @@ class BlockCache(Generic[V]):
 
         Blocks fetched ahead and not read yet take up to half of the bytes.
         """
-        if not self._may_come(key, size):
+        begun: _Fetch[V] = _Fetch(key, size, server, ahead=True)
+        if not self._may_come(key, size) or not self.reserve(begun, size, server):
             return None
-        flight: _Fetch[V] = _Fetch(ahead=True)
-        if not self.reserve(flight, size, server):
-            return None
-        self._start(key, size, fetch, server, flight)
-        flight.waiters += 1
+        self._start(begun, fetch)
+        begun.waiters += 1
         self._note_unused(key, size)
-        landing = weakref.ref(flight)  # an Ahead may be kept for long after the block has left the cache
+        known = weakref.ref(begun)  # an Ahead may be kept for long after the block has left the cache
 
         def leave() -> None:
             if key in self._unused:
                 self._blocks.age(key)
-            if (found := landing()) is not None:
-                self._leave(key, found)
+            if (found := known()) is not None:
+                self._leave(found)
 
-        return Ahead(flight.done, leave)
+        return Ahead(begun.done, leave)
 
     def put_ahead(self, key: Hashable, block: V) -> None:
         """Keep a block that was fetched ahead, if ahead() would."""
@@ -169,28 +169,11 @@ class BlockCache(Generic[V]):
             self._note_unused(key, len(block))
             self._keep(key, block)
 
-    def rename(self, old: Hashable, new: Hashable) -> None:
-        """Rename the block `old`, if it is cached and was read, to `new`, and count it as not read yet."""
-        block = self._blocks.peek(old)
-        if block is None or old in self._unused:
-            return
-        self.discard(old)
-        if self._may_come(new, len(block)):
-            self._note_unused(new, len(block))
-        self._keep(new, block)
-
-    def _may_come(self, key: Hashable, size: int) -> bool:
-        return not self.has(key) and self._unused_bytes + size <= self.max_bytes // 2
-
-    def _note_unused(self, key: Hashable, size: int) -> None:
-        self._unused[key] = size
-        self._unused_bytes += size
-
     def discard(self, key: Hashable) -> None:
         """Forget the block `key` if it is kept."""
         if key in self._blocks:
             self._blocks.drop(key)
-            self._waste(key)
+            self._note_use(key)
 
     def drop(self, wanted: Callable[[Hashable], bool]) -> None:
         """Forget the kept blocks whose key is `wanted`."""
@@ -241,78 +224,76 @@ class BlockCache(Generic[V]):
         """Return figures for `zarrfs stats`."""
         return {"memory_kept_bytes": self.kept, "memory_limit_bytes": self.max_bytes}
 
-    # -- flights
+    # -- fetches
 
-    def _start(
-        self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], server: str, flight: _Fetch[V]
-    ) -> None:  # fmt: skip
-        self._flights[key] = flight
-        in_background(self._fly, key, size, fetch, server, flight)
+    def _start(self, fetch: _Fetch[V], obtain: Callable[[], Awaitable[V]]) -> _Fetch[V]:
+        self._fetches[fetch.key] = fetch
+        in_background(self._run, fetch, obtain)
+        return fetch
 
-    async def _fly(
-        self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], server: str, flight: _Fetch[V]
-    ) -> None:  # fmt: skip
-        with flight.scope:
+    async def _run(self, fetch: _Fetch[V], obtain: Callable[[], Awaitable[V]]) -> None:
+        with fetch.scope:
             try:
-                if not flight.roomy:
-                    await self._take(size, server, flight)
                 try:
-                    block = flight.block = await fetch()
+                    if not fetch.admitted:
+                        await self._admit(fetch)
+                    block = fetch.block = await obtain()
                 finally:
-                    self.release(flight)
-                self._keep(key, block)
+                    self.release(fetch)
+                self._keep(fetch.key, block)
             except Exception as exc:
-                flight.error = exc
-                self._waste(key)
-            flight.done.set()
-        self._take_off(key, flight)
+                fetch.error = exc
+                self._note_use(fetch.key)
+            fetch.done.set()
+        self._end(fetch)
 
-    async def _take(self, size: int, server: str, flight: _Fetch[V]) -> None:
+    async def _admit(self, fetch: _Fetch[V]) -> None:
         """Wait until the bytes of a fetch fit, and reserve them; if its server is out, do neither."""
-        if not self._is_out(server):
-            await self._expected.take(size)
-            self._reserved[flight] = server, size
-            if self._is_out(server):  # it has gone out during the wait
-                self.release(flight)
+        if not self._is_out(fetch.server):
+            await self._expected.take(fetch.size)
+            self._reserved[fetch] = fetch.server, fetch.size
+            if self._is_out(fetch.server):  # it has gone out during the wait
+                self.release(fetch)
             self._evict()
-        flight.roomy = True
+        fetch.admitted = True
 
-    async def _land(self, key: Hashable, flight: _Fetch[V]) -> V:
+    async def _wait(self, fetch: _Fetch[V]) -> V:
         """Wait for a fetch and return its block."""
-        self._use(key)
-        flight.waiters += 1
+        self._note_use(fetch.key)
+        fetch.waiters += 1
         try:
-            await flight.done.wait()
+            await fetch.done.wait()
         finally:
-            self._leave(key, flight)
-        if flight.error is not None:
-            raise flight.error.with_traceback(None)
-        assert flight.block is not None
-        return flight.block
+            self._leave(fetch)
+        if fetch.error is not None:
+            raise fetch.error.with_traceback(None)
+        assert fetch.block is not None
+        return fetch.block
 
-    def _leave(self, key: Hashable, flight: _Fetch[V]) -> None:
+    def _leave(self, fetch: _Fetch[V]) -> None:
         """Deregister a waiter. If it was the last one, cancel the fetch, unless its request was already sent."""
-        flight.waiters -= 1
-        if not flight.waiters and not flight.done.is_set() and not self._is_paid(key):
-            flight.scope.cancel()
-            self._take_off(key, flight)
-            self._waste(key)
+        fetch.waiters -= 1
+        if not fetch.waiters and not fetch.done.is_set() and not self._is_paid(fetch.key):
+            fetch.scope.cancel()
+            self._end(fetch)
+            self._note_use(fetch.key)
 
-    def _take_off(self, key: Hashable, flight: _Fetch[V]) -> None:
-        if self._flights.get(key) is flight:
-            del self._flights[key]
+    def _end(self, fetch: _Fetch[V]) -> None:
+        if self._fetches.get(fetch.key) is fetch:
+            del self._fetches[fetch.key]
 
-    # -- what is kept
+    # -- blocks
 
-    def _use(self, key: Hashable) -> None:
-        size = self._unused.pop(key, None)
-        if size is not None:
-            self._unused_bytes -= size
+    def _may_come(self, key: Hashable, size: int) -> bool:
+        return not self.has(key) and self._unused_bytes + size <= self.max_bytes // 2
 
-    def _waste(self, key: Hashable) -> None:
-        size = self._unused.pop(key, None)
-        if size is not None:
-            self._unused_bytes -= size
+    def _note_unused(self, key: Hashable, size: int) -> None:
+        self._unused[key] = size
+        self._unused_bytes += size
+
+    def _note_use(self, key: Hashable) -> None:
+        """Note that a block which was fetched ahead is read, or will not be."""
+        self._unused_bytes -= self._unused.pop(key, 0)
 
     def _keep(self, key: Hashable, block: V) -> None:
         if key not in self._blocks:  # otherwise a cancelled fetch has completed all the same
