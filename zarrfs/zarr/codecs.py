@@ -9,6 +9,7 @@ Zarr v2 specification; the documentation of numcodecs.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import itertools
 import zlib
@@ -84,16 +85,15 @@ def takes_child(array: ArrayMetadata) -> bool:
     )
 
 
+@functools.lru_cache(1024)
 def decoder_of(array: ArrayMetadata, shape: tuple[int, ...] | None = None) -> Decoder:
     """Return the decoder of chunks of `array`, which have the shape of its grid unless `shape` is given.
 
-    The array keeps its decoders. Raise CodecError if a codec is not available.
+    Raise CodecError if a codec is not available.
     """
-    shape = array.grid.chunks if shape is None else shape
-    if shape not in array.decoders:
-        context = PipelineContext(array.generation != "v3", array.fill, array.fill_object, array.dtype.itemsize)
-        array.decoders[shape] = Decoder(array.codecs, Representation.array(array.dtype.numpy(), shape), context)
-    return array.decoders[shape]
+    decoded = Representation.array(array.dtype.numpy(), array.grid.chunks if shape is None else shape)
+    context = PipelineContext(array.generation != "v3", array.fill, array.fill_object, array.dtype.itemsize)
+    return Decoder(array.codecs, decoded, context)
 
 
 class _Step(NamedTuple):

@@ -15,7 +15,6 @@ from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.keys import NESTED, KeyTemplate
 
 if TYPE_CHECKING:
-    from zarrfs.zarr.codecs import Decoder
     from zarrfs.zarr.dtypes import DataType
     from zarrfs.zarr.grid import Grid
 
@@ -45,9 +44,8 @@ class ArrayMetadata:
     dimension_names: tuple[str | None, ...] | None = None
     fill_object: JSON = None  # the fill value of a dtype without a fixed size, or that numpy lacks, as in the document
     keys_assumed: bool = False  # v2 without dimension_separator: old stores may nest chunks, see nested()
-    decoders: dict[tuple[int, ...], Decoder] = dataclasses.field(
-        default_factory=dict, init=False, compare=False, repr=False  # by shape of chunks, see codecs.decoder_of()
-    )
+
+    __hash__ = object.__hash__  # for caches of what derives from an array
 
     @property
     def ndim(self) -> int:
