@@ -235,6 +235,15 @@ def test_keys_are_found_in_the_environment_and_by_botocore(
         f"[profile role]\ncredential_process = cat {tmp_path}/answer\n"
         f"[profile elsewhere]\nendpoint_url = http://127.0.0.1:1\ncredential_process = cat {tmp_path}/answer\n"
     )
+    script = tmp_path / "rotated"  # the first key is one that is not valid any more
+    old, seen = f"sed s/right/old/ {tmp_path}/answer", f"{tmp_path}/seen"
+    script.write_text(f"#!/bin/sh\nif [ -e {seen} ]; then cat {tmp_path}/answer; else touch {seen}; {old}; fi\n")
+    script.chmod(0o755)
+    with (tmp_path / "config").open("a") as file:
+        file.write(f"[profile rotated]\ncredential_process = {script}\n")
+    signed_s3.denied.clear()
+    assert fetch(["s3.profile=rotated"], on_s3[1], 100, 300).data == VALUE[100:300]
+    assert len(signed_s3.denied) == 1
     signed_s3.denied.clear()
     for profile in ("file", "role"):
         assert fetch([f"s3.profile={profile}"], on_s3[1], 100, 300).data == VALUE[100:300]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,25 @@ def test_a_known_host_key_is_accepted(sftp: Sftp, url: str, tmp_path: Path, monk
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh/known_hosts").write_text(sftp.known_host)
     read_with(url)
+
+
+def test_readers_of_a_silent_server_fail_together() -> None:
+    """None waits for the attempts of the others to log in."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"sftp://127.0.0.1:{listener.getsockname()[1]}/v"
+
+        async def check(files: RemoteFiles) -> None:
+            async def read(low: int) -> None:
+                with pytest.raises(ReadError, match="no answer within"):
+                    await files.read(url, low, 100, low, low + 100)
+
+            began = trio.current_time()
+            async with trio.open_nursery() as nursery:
+                for number in range(12):
+                    nursery.start_soon(read, number << 20)
+            assert trio.current_time() - began < 8
+
+        using(check, Options(storage={"sftp": {"known_hosts": None}}, retries=0, read_timeout=5.0))
 
 
 def test_symbolic_links_are_followed(sftp: Sftp) -> None:

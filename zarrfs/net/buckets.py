@@ -22,6 +22,7 @@ from zarrfs.net.services import Listed, Service
 T = TypeVar("T")
 
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]*")
+_REFUSED = (400, 401, 403)  # S3 answers 400 if a token has expired
 _DOTS = re.compile(r"(?:\A|/)\.{1,2}(?:/|\Z)")
 
 
@@ -170,7 +171,16 @@ class Buckets(System):
             if region is None:
                 at = self._service.region_url(bucket)
                 region = self._regions[bucket] = await client.header(at, "x-amz-bucket-region") if at else ""
-            return await ask(client, url(access, region))
+            try:
+                return await ask(client, url(access, region))
+            except ReadError as exc:
+                if self._service.static is not None or exc.status not in _REFUSED:
+                    raise
+                other = await self._credentials.get(where, access)
+                if other == access:
+                    raise
+                client = await self._client_with("" if other.key else other.token)
+                return await ask(client, url(other, region))
         except AccessDenied as exc:
             raise AccessDenied(where, f"{exc.reason} {self._hint}".rstrip(), exc.status) from exc
         except ReadError as exc:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -43,13 +44,19 @@ class Credentials:
         self._make, self._timeout = make, timeout
         self._find: Find | None = None
         self._access, self._until = Access(), 0.0
+        self._refused = -math.inf  # when the last renewal because of a refusal began
         self._lock = trio.Lock()
 
-    async def get(self, where: str) -> Access:
-        """Return the access that holds now. Raise AccessDenied if there is none, or Transient if it takes too long."""
-        if trio.current_time() < self._until:
+    async def get(self, where: str, refused: Access | None = None) -> Access:
+        """Return the access that holds now. Raise AccessDenied if there is none, or Transient if it takes too long.
+
+        `refused`: access that a server has refused; look once a minute for another one, such as in a changed file.
+        """
+        if trio.current_time() < self._until and refused is None:
             return self._access
         async with self._lock:
+            if refused == self._access and trio.current_time() >= self._refused + _RENEW:
+                self._refused, self._until, self._find = trio.current_time(), 0.0, None
             if trio.current_time() >= self._until:
                 try:
                     with trio.fail_after(self._timeout):

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import trio
 
+from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import redact_text, without_secrets
@@ -41,7 +42,7 @@ class ThreadSystem(System):
         self._timeout, self._limit = options.request_timeout, options.document_limit
         self._threads = trio.CapacityLimiter(_THREADS)
         self._fs: Any = None
-        self._connecting = trio.Lock()
+        self._connecting: SingleFlight[str] = SingleFlight()
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
         return Fetched(await self._call(path, self._cat, start, stop))
@@ -63,10 +64,9 @@ class ThreadSystem(System):
 
     async def _call(self, path: str, function: Callable[..., T], *args: Any) -> T:
         """Return the result of `function(fs, path, *args)`."""
-        async with self._connecting:
-            if self._fs is None:
-                self._fs = await self._connected()
         fs = self._fs
+        if fs is None:
+            fs = await self._connecting.run("", self._connected, lambda: self._fs)
         try:
             return await self._run(function, fs, path, *args)
         except Exception as exc:
@@ -95,7 +95,8 @@ class ThreadSystem(System):
     async def _connected(self) -> Any:
         """Return a file system, which may have to log in. Raise Transient if an SSH server is not reached."""
         try:
-            return await self._run(self._made)
+            self._fs = await self._run(self._made)
+            return self._fs  # noqa: TRY300
         except (ReadError, Transient):
             raise
         except Exception as exc:
