@@ -11,6 +11,7 @@ import contextlib
 import re
 import ssl
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -345,20 +346,9 @@ class Web:
         message = email.message.Message()
         for cookie in head.headers["set-cookie"].split("\n"):
             message["Set-Cookie"] = cookie
-        self._jar.extract_cookies(_Answer(message), _request(hop))  # type: ignore[arg-type]
+        self._jar.extract_cookies(SimpleNamespace(info=lambda: message), _request(hop))  # type: ignore[arg-type]
         if len(self._jar) > _COOKIES:
             self._jar.clear()
-
-
-class _Answer:
-    """A response with the method that http.cookiejar needs."""
-
-    def __init__(self, message: Any) -> None:
-        self._message = message
-
-    def info(self) -> Any:
-        """Return the headers."""
-        return self._message
 
 
 def _request(hop: Hop) -> Any:
