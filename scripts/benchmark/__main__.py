@@ -13,7 +13,6 @@ from typing import Any
 
 import measures
 import remote
-import views
 from data import Data
 from measures import Result
 from remote_data import Tree
@@ -23,9 +22,8 @@ import zarrfs
 SUITES: dict[str, dict[str, Any]] = {
     "basics": measures.MEASURES,
     "remote": remote.MEASURES,
-    "views": views.MEASURES,
 }
-NOTES = {"remote": remote.NOTES, "views": views.NOTES}
+NOTES = {"remote": remote.NOTES}
 
 HEADER = f"{'what':52} {'zarrfs':>26}   {'against':36} {'':>26} {'ratio':>7}  limit"
 
@@ -63,7 +61,7 @@ def arguments() -> argparse.Namespace:
     for flag, usual, metavar, meaning in (
         ("--rounds", 3, "N", "samples of each"),
         ("--entries", None, "N", "references (default 100,000)"),
-        ("--size", None, "MIB", "size of the large file (default 512; views: 1024)"),
+        ("--size", None, "MIB", "size of the large file (default 512)"),
     ):
         parser.add_argument(flag, type=int, default=usual, metavar=metavar, help=meaning)
     chosen = parser.parse_args()
@@ -79,8 +77,6 @@ def make(chosen: argparse.Namespace, directory: Path, cleanup: contextlib.ExitSt
     """Make the data that the measures of a suite take as their argument."""
     if chosen.suite == "basics":
         return Data(directory, chosen.entries or 100_000, (chosen.size or 512) << 20)
-    if chosen.suite == "views":
-        return views.Stores(directory, (chosen.size or 1024) << 20)
     tree = Tree(directory, (chosen.size or 512) << 20)
     cleanup.callback(tree.stop)
     tree.start()

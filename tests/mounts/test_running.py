@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -61,23 +60,13 @@ def test_the_report_counts_unsynced_files(document: Path, tmp_path: Path) -> Non
     assert "2 files written and not synced" in log_of(tmp_path / "mnt")
 
 
-def test_usr1_logs_where_tasks_wait(faulty: Faulty, tmp_path: Path) -> None:
-    url, document = faulty.put("/data", b"x" * 5000, "slow"), tmp_path / "set.json"
-    document.write_text(json.dumps({"version": 1, "refs": {"a": [url, 0, 5000]}}))
-    with mounted(document, tmp_path / "mnt", "allow=private") as root:
-        reader = threading.Thread(target=(root / "a").read_bytes)
-        reader.start()
-        assert faulty.arrived.wait(60)
+def test_usr1_logs_statistics_and_memory(tmp_path: Path) -> None:
+    document = tmp_path / "set.json"
+    document.write_text('{"version": 1, "refs": {"a": "x"}}')
+    with mounted(document, tmp_path / "mnt") as root:
         os.kill(daemon_pid(root), signal.SIGUSR1)
-        until(lambda: log_of(root).count("tasks:") > 5)
-        faulty.release()
-        reader.join()
-        lines = [line for line in log_of(root).splitlines() if "tasks:" in line]
-        assert any("cache/" in line or "net/" in line for line in lines), lines
-        assert any("_signals" in line for line in lines)
-        assert len(lines) < 60
+        until(lambda: re.search(r"memory: [1-9]\d* MiB", log_of(root)))
         assert "statistics: {" in log_of(root)
-        assert re.search(r"memory: [1-9]\d* MiB", log_of(root))
 
 
 def test_sigterm_does_not_unmount_another_mount_on_top(tmp_path: Path) -> None:

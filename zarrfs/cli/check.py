@@ -61,8 +61,7 @@ def check(
     memory = memory_limit(parsed.options) // 2
 
     async def body(store: Store, plan: Plan) -> None:
-        counts = lambda: meter.Counts(found.files, found.read, found.expected_files, found.expected_bytes)  # noqa: E731
-        with meter.displayed(counts, parsed.options.log_level == "error"):
+        with meter.displayed(found, parsed.options.log_level == "error"):
             await check(store, below, found, memory, not no_decode, share)
 
     common.run_on_store(source, parsed, body)
@@ -101,7 +100,7 @@ def _write_text(report: CheckReport) -> None:
     from zarrfs.copying.check_report import BAD_KINDS
 
     out = sys.stdout.write
-    out(f"{'ok':14}{report.ok:>12,}  {human(report.read)} read\n")
+    out(f"{'ok':14}{report.ok:>12,}  {human(report.bytes)} read\n")
     for kind in BAD_KINDS:
         if report.counts[kind]:
             out(f"{kind:14}{report.counts[kind]:>12,}\n")

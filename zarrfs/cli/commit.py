@@ -75,7 +75,7 @@ def commit(
         quiet = parsed.options.log_level == "error"
         await write(
             store, plan, new, warn, skip_unsupported,
-            lambda tree: meter.displayed(lambda: meter.Counts(tree.files, tree.bytes), quiet),
+            lambda tree: meter.displayed(tree, quiet),
         )  # fmt: skip
 
     with orderly_end():

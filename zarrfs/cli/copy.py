@@ -66,7 +66,7 @@ def copy(
     async def body(store: Store, plan: Plan) -> None:
         if source == STDIN and isinstance(store, IndexStore):  # the time of a temporary file: another one next time
             store.mtime_ns = None
-        with meter.displayed(meter.of(report), parsed.options.log_level == "error"):
+        with meter.displayed(report, parsed.options.log_level == "error"):
             await copy_store(store, dest, report, include, exclude, overwrite, share, sync)
 
     takes = "zarrfs.store.remotefiles", "zarrfs.copying.copy"

@@ -66,7 +66,7 @@ def info(
         if plan.path is not None and plan.kind == "zarr" and key is None and not no_count:
             about |= await _links_of(plan.path, parsed.options)
         if (plan.kind != "archive" or key is not None) and about.get("kind") != Kind.FILE.name.lower():
-            with meter.displayed(meter.of(found), parsed.options.log_level == "error"):
+            with meter.displayed(found, parsed.options.log_level == "error"):
                 await survey(store, found, start, not no_count, page is not None)
         if reasons := await store.left_out(start):
             about["left_out"] = [f"{path or '/'}: {reason}" for path, reason in reasons.items()]

@@ -180,7 +180,7 @@ class _Check:
 
     async def _get(self, key: str, start: int, length: int) -> Buffer:
         data = await self._store.get(key, start, length)
-        self._report.read += len(data)
+        self._report.bytes += len(data)
         check_length(key, len(data), start, length)
         return data
 

@@ -71,7 +71,7 @@ class CheckReport:
 
     keep: int = 20  # maximum length of each list
     ok: int = 0  # files without a fault
-    read: int = 0  # bytes
+    bytes: int = 0  # that were read
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # bad entries, by kind
     bad: list[Bad] = dataclasses.field(default_factory=list)  # in key order
     arrays: list[ArrayCheck] = dataclasses.field(default_factory=list)
@@ -108,7 +108,7 @@ class CheckReport:
             **{kind.replace(" ", "_"): self.counts[kind] for kind in BAD_KINDS},
             "left_out": self.left_out,
             "absent_records": self.absent_records,
-            "bytes_read": self.read,
+            "bytes_read": self.bytes,
             "links": self.links,
             "links_dangling": self.dangling,
             "bad": [bad._asdict() for bad in self.bad],

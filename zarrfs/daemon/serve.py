@@ -184,8 +184,6 @@ async def _signals(
                     log.info("statistics: %s", json.dumps(operations.stats()))
                     await trio.to_thread.run_sync(trim, limiter=CONTROL)
                     log.info("memory: %.0f MiB, without what was kept for use", process.resident() / (1 << 20))
-                    for line in process.task_lines():
-                        log.info("tasks: %s", line)
                 elif hold.held and operations.started.is_set():
                     log.warning("%s: is held: %s is ignored", mountpoint, signal.Signals(number).name)
                 else:

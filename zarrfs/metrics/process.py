@@ -1,22 +1,15 @@
-"""Reports of a daemon about itself: counters of its process, a summary at the end of the mount, and the task tree."""
+"""Reports of a daemon about itself: the figures of a mount, and a summary at its end."""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections import Counter
-from collections.abc import Iterator
 from typing import Any
-
-import trio
 
 from zarrfs.config.values import human
 from zarrfs.failures import FAILURES
 from zarrfs.metrics import logs
 from zarrfs.metrics.counters import counters
-
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_LINES = 200  # lines of a task tree at most
 
 
 def stats() -> dict[str, Any]:
@@ -70,50 +63,6 @@ def summary(mountpoint: str, seconds: float, found: dict[str, Any], unsynced: in
     if unsynced is not None:
         parts.append(f"{unsynced} files written and not synced")
     return f"{mountpoint}: unmounted after {_duration(seconds)}: {', '.join(parts)}"
-
-
-def task_lines() -> list[str]:
-    """Return the tree of trio tasks: a line per task, with its name and where it waits. Equal subtrees are merged."""
-    root = trio.lowlevel.current_root_task()
-    lines = list(_tree(root, 0)) if root is not None else []
-    if len(lines) > _LINES:
-        lines[_LINES:] = [f"... and {len(lines) - _LINES} more lines"]
-    return lines
-
-
-def _tree(task: trio.lowlevel.Task, depth: int) -> Iterator[str]:
-    alike: Counter[tuple[str, ...]] = Counter()
-    for nursery in task.child_nurseries:
-        for child in nursery.child_tasks:
-            alike[tuple(_tree(child, depth + 1))] += 1
-    yield f"{'  ' * depth}{_short(task.name)} {_position(task)}"
-    for lines, count in alike.items():
-        yield lines[0] + (f" ({count} tasks)" if count > 1 else "")
-        yield from lines[1:]
-
-
-def _position(task: trio.lowlevel.Task) -> str:
-    """Return where a task waits: its innermost frame in zarrfs, and its innermost frame if that is another one."""
-    try:
-        frames = [(frame.f_code, line) for frame, line in task.iter_await_frames()]
-    except Exception:  # the task is running, or has frames that are not Python
-        frames = []
-    if not frames:
-        return "runs"
-    ours = [(code, line) for code, line in frames if code.co_filename.startswith(_PACKAGE)]
-    said = [f"{_file(code.co_filename)}:{line} {code.co_qualname}" for code, line in ours[-1:]]
-    code, line = frames[-1]
-    if not ours or ours[-1][0] is not code:
-        said.append(f"{_file(code.co_filename)}:{line} {code.co_name}")
-    return "in " + ", ".join(said)
-
-
-def _file(path: str) -> str:
-    return os.path.relpath(path, _PACKAGE) if path.startswith(_PACKAGE) else "/".join(path.split(os.sep)[-2:])
-
-
-def _short(name: str) -> str:
-    return name.rpartition(".")[2] if "<locals>" not in name else name.partition(".<locals>")[0].rpartition(".")[2]
 
 
 def _duration(seconds: float) -> str:

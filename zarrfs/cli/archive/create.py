@@ -113,7 +113,7 @@ def _create(
             put = stack.enter_context(BlobDirectory(blobs, algorithm)) if blobs is not None else None
             own |= _identities(blobs) if blobs is not None else frozenset()
             tree = stack.enter_context(LocalTree(base, warn, excludes, skip_unsupported, own))
-            stack.enter_context(meter.displayed(lambda: meter.Counts(tree.files, tree.bytes), quiet))
+            stack.enter_context(meter.displayed(tree, quiet))
             most = MAX_INLINE if all_inline else min(inline, MAX_INLINE)
             async with contextlib.aclosing(tree.entries(paths)) as entries:
                 await write_archive(entries, tree, put_out, put, most, region, dictionary)
