@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarrfs.config.file import NEVER, read_file
+from zarrfs.config.file import read_file
 from zarrfs.config.keywords import as_items
-from zarrfs.config.options import TABLE, Options, bounds_of, parse, split_commas, written
+from zarrfs.config.options import NO_FILE, TABLE, Options, bounds_of, parse, split_commas, written
 from zarrfs.config.redaction import without_secrets
 from zarrfs.config.values import natural, octal, seconds, size, user_id
 from zarrfs.errors import UsageError
@@ -241,7 +241,7 @@ def test_a_bad_value_is_named_with_what_is_expected(item: str, says: str) -> Non
 
 
 PARSERS = (natural, seconds, size, user_id, octal)
-NUMBERS = [name for name in TABLE if TABLE[name].metadata["parse"] in PARSERS]
+NUMBERS = [name for name in TABLE if TABLE[name].kind.parse in PARSERS]
 UNITS = {seconds: ["", "ms", "s", "min", "h", "d", "w"], size: ["B", "KiB", "MB", "GiB", "TiB", "PB", "EiB"]}
 
 
@@ -249,7 +249,7 @@ UNITS = {seconds: ["", "ms", "s", "min", "h", "d", "w"], size: ["B", "KiB", "MB"
 def test_a_number_is_within_its_bounds_or_an_error_that_names_them(data: st.DataObject) -> None:
     """Any text parses to a value within the bounds, or raises an error that names the option and the text."""
     name = data.draw(st.sampled_from(NUMBERS))
-    parser = TABLE[name].metadata["parse"]
+    parser = TABLE[name].kind.parse
     number = st.one_of(st.integers(-5, 5), st.integers(), st.floats(), st.integers(0, 2**70)).map(str)
     text = data.draw(st.one_of(number, st.text(max_size=8))) + data.draw(st.sampled_from(UNITS.get(parser, [""])))
     least, greatest = bounds_of(name) or (-20, 2**32 - 2)
@@ -265,7 +265,7 @@ def test_a_number_is_within_its_bounds_or_an_error_that_names_them(data: st.Data
     assert said is None or said.startswith(f"option {name}={without_secrets(text)}: expected ")
 
 
-PATHS = [name for name in TABLE if TABLE[name].metadata["metavar"] in ("DIR", "FILE")]
+PATHS = [name for name in TABLE if TABLE[name].metavar in ("DIR", "FILE")]
 
 
 @pytest.mark.parametrize("name", PATHS)
@@ -278,7 +278,7 @@ def test_a_url_is_refused_as_a_path(name: str, url: str, tmp_path: Path, monkeyp
     assert str(caught.value) == rule
     for path in ("x:y", "./http://host/x", "/a/b", "~"):
         assert getattr(parse([f"{name}={path}"]).options, name)
-    if name in NEVER:
+    if TABLE[name].where == NO_FILE:
         return
     file = tmp_path / "zarrfs.toml"
     file.write_text(f'[source."/a"]\n{name} = "{url}"\n')

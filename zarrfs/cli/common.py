@@ -30,9 +30,8 @@ SOURCES = ("source", "archive", "place", "other", "to")  # click parameters that
 Function = Callable[..., Any]
 
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-LONG = ("config", "blobs", "upperdir")  # options of the table that commands take as long options, too
 _VERBOSITY = "zarrfs.log_level"  # key in click's Context.meta: the level set by -v, -q or -d of group or command
-OWN = "option_"  # prefix of the parameters of LONG, so that they never collide with a command's own
+OWN = "option_"  # prefix of the parameters of long options, so that they never collide with a command's own
 _TAKES = ("zarrfs.store.remotefiles",)  # modules that most sources need
 
 
@@ -64,7 +63,7 @@ def verbosity() -> str | None:
 
 
 def source_options(*, output: str | None = None, **defaults: Any) -> Callable[[Function], Function]:
-    """Add -o, the long options of LONG, and -v, -q and -d to a command.
+    """Add -o, the long options of the table, and -v, -q and -d to a command.
 
     The command is called inside report_errors(), with `parsed`, an options.Parsed. A long option overrides -o.
     `defaults` replace those of the table. `output` is the help text of -O FILE (--output), which is added only with
@@ -85,7 +84,7 @@ def source_options(*, output: str | None = None, **defaults: Any) -> Callable[[F
                 return function(parsed=_merge(words, given, defaults), **given)
 
         decorated: Function = process_options(run)
-        for name in reversed(LONG):
+        for name in reversed(_long_names()):
             decorated = _long_option(name)(decorated)
         decorated = option_items(decorated)
         return click.option("-O", "--output", metavar="FILE", help=output)(decorated) if output else decorated
@@ -144,11 +143,17 @@ def _merge(words: list[str], given: dict[str, Any], defaults: dict[str, Any]) ->
     return found.parsed
 
 
+def _long_names() -> list[str]:
+    from zarrfs.config import options
+
+    return [name for name, opt in options.TABLE.items() if opt.long]
+
+
 def _long_option(name: str) -> Callable[[Function], Function]:
     """Return the long option for a row of the table. Its value is parsed by the table's parser, not by click."""
     from zarrfs.config import options
 
-    metavar = options.TABLE[name].metadata["metavar"]
+    metavar = options.TABLE[name].metavar
     return click.option(f"--{name}", OWN + name, metavar=metavar, multiple=True, help=options.help_text(name))
 
 

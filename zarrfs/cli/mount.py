@@ -7,7 +7,7 @@ import sys
 import click
 
 from zarrfs.cli.common import OWN, SETTINGS, say, source_options
-from zarrfs.config.options import COMMON, TABLE, Parsed, help_text, spelled
+from zarrfs.config.options import TABLE, Parsed, help_text, spelled
 
 EPILOG = """\b
 Examples:
@@ -24,8 +24,9 @@ class _Mount(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_options(ctx, formatter)
-        others = [name for name in TABLE if name not in (*COMMON, "foreground", "config")]
-        for title, names in (("Common options of -o", COMMON), ("Other options of -o", others)):
+        common = [name for name, opt in TABLE.items() if opt.common]
+        others = [name for name in TABLE if name not in (*common, "foreground", "config")]
+        for title, names in (("Common options of -o", common), ("Other options of -o", others)):
             with formatter.section(title):
                 formatter.write_dl([(spelled(name), help_text(name)) for name in names])
 

@@ -111,7 +111,7 @@ def environment() -> list[Layer]:
         if text:
             given = Assignments()
             try:
-                for one in split_commas(text) if TABLE[name].metadata["many"] else (text,):
+                for one in split_commas(text) if TABLE[name].many else (text,):
                     put(given, name, one)
             except UsageError as exc:
                 raise UsageError(f"${variable}: {exc}") from None

@@ -8,31 +8,14 @@ import stat
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from zarrfs.config.options import TABLE, Assignments, put
+from zarrfs.config.options import NO_FILE, ONE_SOURCE, TABLE, Assignments, put
 from zarrfs.config.redaction import is_secret, names_file, without_secrets
 from zarrfs.config.removed import removed_option
 from zarrfs.config.storage import absolute, check_storage
-from zarrfs.config.values import (
-    DEPTH,
-    content,
-    did_you_mean,
-    flag,
-    is_url,
-    lifetime,
-    natural,
-    place_name,
-    seconds,
-    statuses,
-    user_id,
-)  # fmt: skip
+from zarrfs.config.values import DEPTH, FLAG, content, did_you_mean, is_url, place_name
 from zarrfs.errors import UsageError, reason_of
 
 SECTIONS = ("options", "storage", "source")
-# Options of one invocation, not of a machine or a user.
-NEVER = ("config",)
-# Options whose value two sources must not share.
-OF_ONE_SOURCE = ("upperdir", "fsname", "base", "type", "foreground")
-NUMBERS = (lifetime, natural, seconds, statuses, user_id)  # parsers that take a TOML number
 _SCHEME = re.compile(r"[A-Za-z0-9+.-]+:")  # matches text that is not a path
 _NAME = re.compile(r"[^\s/:#?]+")
 
@@ -119,7 +102,7 @@ class _Reading:
                 rule = f"no section: expected {', '.join(f'[{one}]' for one in SECTIONS)}"
                 raise self._wrong(at, rule + did_you_mean(name, SECTIONS))
         given = Assignments()
-        self._options(given, self._table(content.get("options", {}), "[options]"), (*NEVER, *OF_ONE_SOURCE))
+        self._options(given, self._table(content.get("options", {}), "[options]"), one_source=False)
         self._storage(given, self._table(content.get("storage", {}), "[storage]"), "storage")
         sources = self._table(content.get("source", {}), "[source]")
         return ConfigFile(self._path, given, tuple(self._section(name, table) for name, table in sources.items()))
@@ -146,11 +129,11 @@ class _Reading:
                 source = self._beside(source)
         given = Assignments()
         storage = self._table(table.pop("storage", {}), f"{at[:-1]}.storage]")
-        self._options(given, self._table(table, at), NEVER)
+        self._options(given, self._table(table, at), one_source=True)
         self._storage(given, storage, f"{at[1:-1]}.storage")
         return Section(name, source, given, f"{self._path} {at}")
 
-    def _options(self, given: Assignments, table: Mapping[str, Any], refused: tuple[str, ...]) -> None:
+    def _options(self, given: Assignments, table: Mapping[str, Any], one_source: bool) -> None:
         """Add the options of `table`, a section that _table() has checked."""
         for key, value in table.items():
             name, at = key.replace("-", "_"), f"{self._at} {key}"
@@ -158,9 +141,11 @@ class _Reading:
                 if removed := removed_option(name):
                     raise self._wrong(at, removed)
                 raise self._wrong(at, "unknown option" + did_you_mean(name, TABLE))
-            if name in refused:
-                raise self._wrong(at, _REASONS.get(name, "belongs to one source: in a [source] section"))
-            if isinstance(value, list) and TABLE[name].metadata["many"]:
+            if TABLE[name].where == NO_FILE:
+                raise self._wrong(at, "a file names no other")
+            if TABLE[name].where == ONE_SOURCE and not one_source:
+                raise self._wrong(at, "belongs to one source: in a [source] section")
+            if isinstance(value, list) and TABLE[name].many:
                 given.values[name] = ()
                 for one in value:
                     self._put(given, name, one, at)
@@ -168,14 +153,14 @@ class _Reading:
                 self._put(given, name, value, at)
 
     def _put(self, given: Assignments, name: str, value: Any, at: str) -> None:
-        parser, metavar = TABLE[name].metadata["parse"], TABLE[name].metadata["metavar"]
-        if isinstance(value, bool) and parser is flag:
+        kind, metavar = TABLE[name].kind, TABLE[name].metavar
+        if isinstance(value, bool) and kind is FLAG:
             value = "true" if value else "false"
-        elif isinstance(value, int | float) and not isinstance(value, bool) and parser in NUMBERS:
+        elif isinstance(value, int | float) and not isinstance(value, bool) and kind.number:
             value = str(value)
         if not isinstance(value, str):
-            raise self._wrong(at, "expected true or false" if parser is flag else "expected text, in quotes")
-        if parser is flag and not value:
+            raise self._wrong(at, "expected true or false" if kind is FLAG else "expected text, in quotes")
+        if kind is FLAG and not value:
             raise self._wrong(at, "expected true or false")
         if "\0" in value:  # which no path, variable or argument can contain
             raise self._wrong(at, "has a NUL character")
@@ -230,9 +215,6 @@ class _Reading:
 
     def _wrong(self, at: str, rule: str) -> UsageError:
         return UsageError(f"{self._path}: {at}: {rule}")
-
-
-_REASONS = {"config": "a file names no other"}
 
 
 def _depth(value: object) -> int:

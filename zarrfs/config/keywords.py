@@ -1,4 +1,4 @@
-"""Options as keyword arguments of Python: each becomes an item of -o, so that one parser checks all of them."""
+"""Options as keyword arguments of Python: each becomes an item of -o, so that one kind checks all of them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from zarrfs.config import values as parsers
 from zarrfs.config.options import TABLE, read
+from zarrfs.config.values import LIFETIME, OCTAL, SECONDS, SIZE, Kind
 from zarrfs.errors import UsageError
 
 
@@ -27,33 +27,33 @@ def as_items(given: Mapping[str, Any]) -> list[str]:
     if not isinstance(storage, Mapping) or not all(isinstance(one, Mapping) for one in storage.values()):
         raise UsageError('option storage_options: expected {"s3": {"anon": True}}')
     for name, value in {**storage, **given}.items():
-        parser = TABLE[name].metadata["parse"] if name in TABLE else None
+        kind = TABLE[name].kind if name in TABLE else None
         if value is None or name == "storage_options":
             continue
-        if parser is None and isinstance(value, Mapping):  # s3={"anon": True}
+        if kind is None and isinstance(value, Mapping):  # s3={"anon": True}
             items += [f"{name}.{key}={_storage(f'{name}.{key}', one)}" for key, one in value.items()]
-        elif parser is None and "." in name:  # s3.anon, s3://bucket.anon
+        elif kind is None and "." in name:  # s3.anon, s3://bucket.anon
             items.append(f"{name}={_storage(name, value)}")
-        elif isinstance(value, list | tuple) and parser is not None:
-            items += [f"{name}={_text(parser, one)}" for one in value]
+        elif isinstance(value, list | tuple) and kind is not None:
+            items += [f"{name}={_text(kind, one)}" for one in value]
         elif value is True:
             items.append(name)
-        elif value is False and parser is None:
+        elif value is False and kind is None:
             read([name])  # an option of mount(8) that is off: only check that there is one of this name
         else:
-            items.append(f"{name}={_text(parser, value)}")
+            items.append(f"{name}={_text(kind, value)}")
     return items
 
 
-def _text(parser: Any, value: Any) -> str:
-    """Format a value so that its option's parser accepts it."""
+def _text(kind: Kind | None, value: Any) -> str:
+    """Format a value so that its option's kind accepts it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, os.PathLike):
         return os.fsdecode(value)
     if isinstance(value, numbers.Integral):
-        return f"{int(value):o}" if parser is parsers.octal else f"{value}B" if parser is parsers.size else str(value)
-    if isinstance(value, numbers.Real) and parser in (parsers.seconds, parsers.lifetime):
+        return f"{int(value):o}" if kind is OCTAL else f"{value}B" if kind is SIZE else str(value)
+    if isinstance(value, numbers.Real) and kind in (SECONDS, LIFETIME):
         return f"{float(value):.9f}".rstrip("0").rstrip(".")
     return str(value)
 

@@ -4,66 +4,68 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from zarrfs.config.redaction import redacted_item, without_secrets
 from zarrfs.config.removed import removed_option
 from zarrfs.config.storage import absolute, check_storage, is_known, storage_value
 from zarrfs.config.values import (
+    ALLOW,
     ALLOWED,
-    FOREVER,
+    DIRECTORY,
+    FLAG,
+    LIFETIME,
+    LOCAL,
+    NATURAL,
+    OCTAL,
+    PATH,
+    PATHS,
     PLACE,
-    allowed,
+    SECONDS,
+    SIZE,
+    STATUSES,
+    TEXT,
+    USER,
+    Kind,
     did_you_mean,
-    directory,
-    flag,
     from_files,
-    lifetime,
-    local,
-    natural,
-    octal,
-    path,
-    paths,
-    seconds,
-    size,
-    statuses,
-    text,
-    user_id,
     words,
 )  # fmt: skip
 from zarrfs.errors import UsageError
 
-T = TypeVar("T")
+ONE_SOURCE, NO_FILE = "in [source] sections alone", "in no file"  # where an option may be set; "" is everywhere
 
 
-def _option(
-    group: str, default: T, parse: Callable[[str], Any], metavar: str, help: str, many: bool = False,
-    bounds: tuple[str, str] | None = None,
-) -> T:  # fmt: skip
-    """Make a row of the table; `bounds` are the least and the greatest value, as a user would write them.
+@dataclasses.dataclass(frozen=True)
+class Opt:
+    """A row of the table: all that zarrfs says and checks about an option. `help` must state a default of None."""
 
-    `help` must state the default if default_text() does not.
-    """
-    return dataclasses.field(
-        default=default,
-        metadata={
-            "group": group, "parse": parse, "metavar": metavar, "help": help, "many": many,
-            "bounds": bounds,
-        },
-    )  # fmt: skip
+    group: str
+    default: Any
+    kind: Kind
+    metavar: str
+    help: str
+    many: bool = False
+    bounds: tuple[str, str] | None = None  # the least and the greatest value, as a user would write them
+    common: bool = False  # shown first by `zarrfs mount --help`
+    long: bool = False  # commands take it as --NAME, too
+    where: str = ""
+
+
+def _option(group: str, default: Any, kind: Kind, metavar: str, help: str, **more: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"opt": Opt(group, default, kind, metavar, help, **more)})
 
 
 _WAIT = ("10ms", "30d")  # bounds of timeouts
 _KEPT = ("0s", "3650d")  # bounds of lifetimes
 _MEMORY = ("64KiB", "64TiB")  # bounds of memory limits that must leave room for a block
 _MANY = ("0B", "64TiB")  # bounds of sizes that may be zero
-_NOUNS = {seconds: "a time", lifetime: "a time or forever", size: "a size", natural: "a whole number"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Every option of zarrfs, parsed; field metadata holds group, parser, metavar and help.
+    """Every option of zarrfs, parsed; the metadata of each field holds its Opt.
 
     -o accepts every option in every command. The groups are the headings of the documentation.
     """
@@ -72,41 +74,41 @@ class Options:
     type: str | None = _option(
         "Source", None, words("references", "archive", "zarr", "icechunk"), "KIND",
         "Open SOURCE as KIND: references, archive, zarr or icechunk. By default name and content decide; set it when "
-        "they decide wrongly.",
+        "they decide wrongly.", where=ONE_SOURCE,
     )
     branch: str | None = _option(
-        "Source", None, text, "NAME",
+        "Source", None, TEXT, "NAME",
         "Icechunk: show the latest snapshot of this branch; `zarrfs refresh` moves on to newer ones. Default: main.",
     )
-    tag: str | None = _option("Source", None, text, "NAME", "Icechunk: show the snapshot with this tag.")
+    tag: str | None = _option("Source", None, TEXT, "NAME", "Icechunk: show the snapshot with this tag.")
     snapshot: str | None = _option(
-        "Source", None, text, "ID", "Icechunk: show the snapshot with this ID."
+        "Source", None, TEXT, "ID", "Icechunk: show the snapshot with this ID."
     )
     base: str | None = _option(
-        "Source", None, text, "URL",
+        "Source", None, TEXT, "URL",
         "Reference sets: resolve relative URLs of targets against URL. By default they are relative to the document; "
-        "set it when document and data do not lie together.",
+        "set it when document and data do not lie together.", where=ONE_SOURCE,
     )
     blobs: tuple[str, ...] = _option(
-        "Source", (), text, "PLACE",
+        "Source", (), TEXT, "PLACE",
         "Archives: read blobs from PLACE: a directory or URL with a file for each blobref, or flux: for the "
-        "running Flux instance. Repeatable; searched in the order given.", many=True,
+        "running Flux instance. Repeatable; searched in the order given.", many=True, common=True, long=True,
     )
     members: tuple[str, ...] = _option(
-        "Source", (), paths, "PATHS",
+        "Source", (), PATHS, "PATHS",
         "Zarr on a server that cannot list: paths of groups and arrays to show, such as temp,wind/u. Set it when the "
         "store has no consolidated metadata. Repeatable.", many=True,
     )
     # -- Trust
     allow: tuple[str, ...] = _option(
-        "Trust", (), allowed, "WHAT",
+        "Trust", (), ALLOW, "WHAT",
         "Let a reference set reach what it may not by default: file (local files), private (addresses that are not "
         "public), credentials (yours), the name of a protocol, or all. For sets that you trust (docs/security.md). "
         "Repeatable.",
-        many=True,
+        many=True, common=True,
     )
     allow_path: tuple[str, ...] = _option(
-        "Trust", (), directory, "DIR",
+        "Trust", (), DIRECTORY, "DIR",
         "Let reference sets reach local files beneath DIR, and no others; needed for a mount by root with "
         "allow_other. Symbolic links of a Zarr store may then lead out of it, to files beneath DIR. Repeatable.",
         many=True,
@@ -115,128 +117,130 @@ class Options:
     view: str | None = _option(
         "Views", None, words("v2", "v3", "arrays", "netcdf"), "VIEW",
         "Show a Zarr store or a reference set in another form (docs/views.md): in the Zarr version v2 or v3, its "
-        "arrays as plain files (arrays), or the whole as NetCDF-4 (netcdf). Default: as it is.",
+        "arrays as plain files (arrays), or the whole as NetCDF-4 (netcdf). Default: as it is.", common=True,
     )
     # -- Writing
     upperdir: str | None = _option(
-        "Writing", None, directory, "DIR",
+        "Writing", None, DIRECTORY, "DIR",
         "Make the mount writable: changes are stored in DIR and shown over the source, which stays as it is "
-        "(docs/writes.md).",
+        "(docs/writes.md).", common=True, long=True, where=ONE_SOURCE,
     )
     ro: bool = _option(
-        "Writing", False, flag, "",
+        "Writing", False, FLAG, "",
         "Mount read-only, also with an upperdir=. Without an upperdir=, mounts are read-only by default; rw instead "
         "lets `zarrfs mount` change a local directory itself (docs/writes.md).",
     )
     # -- Cache and memory
     memory_limit: int | None = _option(
-        "Cache and memory", None, size, "SIZE",
+        "Cache and memory", None, SIZE, "SIZE",
         "Use up to SIZE of memory for cached, prefetched and requested bytes. Default: a quarter of the memory, at "
         "most 1GiB.",
-        bounds=_MEMORY,
+        bounds=_MEMORY, common=True,
     )
     prefetch: int = _option(
-        "Cache and memory", 64 << 20, size, "SIZE",
+        "Cache and memory", 64 << 20, SIZE, "SIZE",
         "Fetch up to SIZE ahead of a sequential reader; 0B turns it off. Lower it if `zarrfs stats` shows many blocks "
         "that were fetched ahead for nothing.",
         bounds=_MANY,
     )
     cache_dir: str | None = _option(
-        "Cache and memory", None, directory, "DIR",
+        "Cache and memory", None, DIRECTORY, "DIR",
         "Cache fetched blocks in DIR, where they outlive the mount; processes and nodes may share it. Without it, "
-        "blocks are cached in memory only.",
+        "blocks are cached in memory only.", common=True,
     )
     cache_size: int = _option(
-        "Cache and memory", 10 << 30, size, "SIZE",
-        "Keep cache_dir= below SIZE: the blocks unused for longest are evicted.", bounds=("1MiB", "1EiB"),
+        "Cache and memory", 10 << 30, SIZE, "SIZE",
+        "Keep cache_dir= below SIZE: the blocks unused for longest are evicted.", bounds=("1MiB", "1EiB"), common=True,
     )
     metadata_ttl: float = _option(
-        "Cache and memory", 300.0, lifetime, "TIME",
+        "Cache and memory", 300.0, LIFETIME, "TIME",
         "Stores behind URLs: cache names, sizes and absences for TIME before asking the server again. Set forever for "
-        "stores that never change.", bounds=_KEPT,
+        "stores that never change.", bounds=_KEPT, common=True,
     )
     # -- Network
     retries: int = _option(
-        "Network", 4, natural, "N",
+        "Network", 4, NATURAL, "N",
         "Repeat a failed request up to N times, if its server answers others. 0 also turns off waiting for servers "
         "that are down.",
         bounds=("0", "1000"),
     )
     read_timeout: float = _option(
-        "Network", 300.0, seconds, "TIME",
+        "Network", 300.0, SECONDS, "TIME",
         "Let one read(2) take up to TIME, with all its requests; then it fails with EIO. A server that is down is "
         "waited for until then. A request that takes longer than a fifth of TIME is repeated.", bounds=_WAIT,
     )
     host_requests: int = _option(
-        "Network", 32, natural, "N",
+        "Network", 32, NATURAL, "N",
         "Send up to N requests to one server at a time. Lower it if the server throttles.", bounds=("1", "10000"),
     )
     missing_status: tuple[int, ...] = _option(
-        "Network", (404, 410), statuses, "STATUSES",
+        "Network", (404, 410), STATUSES, "STATUSES",
         "Zarr stores over HTTP: the statuses that mean that a key does not exist. Set 404,403 for buckets that answer "
         "403 to clients without the right to list. For targets of reference sets each of them is an error.",
         many=True,
     )
     # -- Ownership and permissions
     allow_other: bool = _option(
-        "Ownership and permissions", False, flag, "",
-        "Let other users use the mount. An ordinary user needs user_allow_other in /etc/fuse.conf.",
+        "Ownership and permissions", False, FLAG, "",
+        "Let other users use the mount. An ordinary user needs user_allow_other in /etc/fuse.conf.", common=True,
     )
     allow_root: bool = _option(
-        "Ownership and permissions", False, flag, "",
+        "Ownership and permissions", False, FLAG, "",
         "Let root use the mount, beside its owner. An ordinary user needs user_allow_other in /etc/fuse.conf.",
     )
     uid: int | None = _option(
-        "Ownership and permissions", None, user_id, "UID",
+        "Ownership and permissions", None, USER, "UID",
         "Show all files as owned by user UID. Default: the user who mounts.",
     )
     gid: int | None = _option(
-        "Ownership and permissions", None, user_id, "GID",
+        "Ownership and permissions", None, USER, "GID",
         "Show all files as owned by group GID. Default: the group of the user who mounts.",
     )
     umask: int = _option(
-        "Ownership and permissions", 0, octal, "MODE",
+        "Ownership and permissions", 0, OCTAL, "MODE",
         "Remove these permission bits from all files and directories.",
     )
     guard: bool = _option(
-        "Ownership and permissions", False, flag, "",
+        "Ownership and permissions", False, FLAG, "",
         "Take all permissions off the directory beneath the mount, so that a reader gets an error, not an empty "
         "directory, while nothing is mounted.",
     )
     hold: bool = _option(
-        "Daemon", False, flag, "",
+        "Daemon", False, FLAG, "",
         "Keep the mount until `zarrfs umount`, or until all owner= have ended: SIGTERM and a plain umount do nothing. "
         "Set it in batch jobs, whose scheduler sends SIGTERM long before the job ends. Implies guard.",
     )
     owner: tuple[int, ...] = _option(
-        "Daemon", (), natural, "PID",
+        "Daemon", (), NATURAL, "PID",
         "Unmount when process PID has ended, as soon as the mount is not in use. Repeatable: when all have ended.",
         many=True, bounds=("1", "4194304"),
     )
     # -- Kernel caching
     attr_timeout: float | None = _option(
-        "Kernel caching", None, seconds, "TIME",
+        "Kernel caching", None, SECONDS, "TIME",
         "Let the kernel cache attributes for TIME. Default: 1s, 1d for immutable sources.", bounds=_KEPT,
     )
     # -- Daemon
     foreground: bool = _option(
-        "Daemon", False, flag, "",
+        "Daemon", False, FLAG, "",
         "Stay in the foreground and log to standard error; Ctrl-C unmounts. Set it under systemd and in containers.",
+        where=ONE_SOURCE,
     )
     log_file: str | None = _option(
-        "Daemon", None, local, "FILE",
-        "Append the log to FILE. Default: the journal or syslog, standard error in the foreground.",
+        "Daemon", None, LOCAL, "FILE",
+        "Append the log to FILE. Default: the journal or syslog, standard error in the foreground.", common=True,
     )
     log_level: str = _option(
         "Daemon", "info", words("debug", "info", "warning", "error"), "LEVEL",
         "Log messages of this level and above: debug, info, warning or error.",
     )
     config: str | None = _option(
-        "Daemon", None, path, "FILE",
-        "Read options from FILE instead of the user's zarrfs.toml (docs/options.md).",
+        "Daemon", None, PATH, "FILE",
+        "Read options from FILE instead of the user's zarrfs.toml (docs/options.md).", long=True, where=NO_FILE,
     )
     fsname: str | None = _option(
-        "Daemon", None, text, "NAME", "Show NAME as the source in the output of mount(8). Default: SOURCE."
+        "Daemon", None, TEXT, "NAME",
+        "Show NAME as the source in the output of mount(8). Default: SOURCE.", where=ONE_SOURCE,
     )
     # internal: cached facts about targets from before this time (seconds since 1970) are stale; set by a refresh
     asked_since: float = 0.0
@@ -254,76 +258,42 @@ class Options:
         return self.read_timeout / 5
 
 
-TABLE: dict[str, dataclasses.Field[Any]] = {
-    field.name: field for field in dataclasses.fields(Options) if "parse" in field.metadata
+TABLE: dict[str, Opt] = {
+    field.name: field.metadata["opt"] for field in dataclasses.fields(Options) if "opt" in field.metadata
 }
-
-GROUPS: tuple[str, ...] = tuple(dict.fromkeys(field.metadata["group"] for field in TABLE.values()))
-# the options that the help of `zarrfs mount` shows first
-COMMON = (
-    "view", "allow", "blobs", "upperdir", "cache_dir", "cache_size", "memory_limit", "metadata_ttl", "allow_other",
-    "log_file",
-)  # fmt: skip
+GROUPS: tuple[str, ...] = tuple(dict.fromkeys(opt.group for opt in TABLE.values()))
 
 
 def spelled(name: str) -> str:
     """Return an option as it is written in -o."""
-    about = TABLE[name].metadata
-    return name if about["parse"] is flag else f"{name}={about['metavar']}"
+    return name if TABLE[name].kind is FLAG else f"{name}={TABLE[name].metavar}"
 
 
 def help_text(name: str) -> str:
     """Return the help of an option, with its default."""
     default = default_text(name)
-    text: str = TABLE[name].metadata["help"]
-    return f"{text} Default: {default}." if default else text
+    return f"{TABLE[name].help} Default: {default}." if default else TABLE[name].help
 
 
 def bounds_of(name: str) -> tuple[Any, Any] | None:
     """Return the least and the greatest value of an option; None if only its parser bounds it."""
-    about = TABLE[name].metadata
-    return about["bounds"] and tuple(map(about["parse"], about["bounds"]))
-
-
-def check_bounds(name: str, value: Any, written: object) -> None:
-    """Raise UsageError if the value of an option with bounds is not a number within them. None is always accepted."""
-    bounds = bounds_of(name) if name in TABLE else None  # some fields of Options are not in the table
-    if value is None or bounds is None:
-        return
-    if not (isinstance(value, int | float) and bounds[0] <= value <= bounds[1]):
-        raise UsageError(f"option {name}={written}: expected {_rule(name)}")
-
-
-def _rule(name: str) -> str:
-    """Return a description of the values that the option `name`, which has bounds, accepts."""
-    return "{} from {} to {}".format(_NOUNS[TABLE[name].metadata["parse"]], *TABLE[name].metadata["bounds"])
+    bounds = TABLE[name].bounds
+    return bounds and (TABLE[name].kind.parse(bounds[0]), TABLE[name].kind.parse(bounds[1]))
 
 
 def default_text(name: str) -> str:
     """Return the default of an option as a user would write it; "" if there is none or the help text states it."""
-    default = TABLE[name].default
-    return "" if TABLE[name].metadata["parse"] is flag or default is None or default == () else written(name, default)
+    opt = TABLE[name]
+    return "" if opt.kind is FLAG or opt.default in (None, ()) else written(name, opt.default)
 
 
 def written(name: str, value: Any) -> str:
     """Return the value of an option as a user would write it, without secrets."""
-    parser = TABLE[name].metadata["parse"]
     if value is None:
         return "none"
     if isinstance(value, tuple):
         return ",".join(without_secrets(str(one)) for one in value)
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if parser is octal:
-        return f"{value:04o}"
-    if parser is lifetime and value == FOREVER:
-        return "forever"
-    if parser in (seconds, lifetime):
-        return f"{value:.15g}s"
-    if parser is not size:
-        return without_secrets(str(value))
-    power = max(power for power in range(5) if value % 1024**power == 0) if value else 0
-    return f"{value // 1024**power}{('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+    return without_secrets(TABLE[name].kind.write(value))
 
 
 # Options of mount(8): those for the kernel, and those that only mount(8) itself reads.
@@ -480,18 +450,19 @@ def put(given: Assignments, name: str, value: str | None) -> None:
 
     Raise UsageError if the value is missing or not acceptable.
     """
-    about = TABLE[name].metadata
-    parser = about["parse"]
-    if value is None and parser is not flag:
-        raise UsageError(f"option {name} needs a value: {name}={about['metavar']}")
+    opt = TABLE[name]
+    if value is None and opt.kind is not FLAG:
+        raise UsageError(f"option {name} needs a value: {name}={opt.metavar}")
+    bounds = bounds_of(name)
+    rule = "{} from {} to {}".format(opt.kind.noun, *opt.bounds) if opt.bounds else ""
     try:
-        parsed = parser(value or "")
+        parsed = opt.kind.parse(value or "")
     except ValueError as exc:
         shown = f"{name}={without_secrets(value or '')}"
-        rule = _rule(name) if parser is natural and about["bounds"] else exc
-        raise UsageError(f"option {shown}: expected {rule}") from None
-    check_bounds(name, parsed, value)
-    if about["many"]:
+        raise UsageError(f"option {shown}: expected {rule if opt.kind is NATURAL and rule else exc}") from None
+    if bounds and not bounds[0] <= parsed <= bounds[1]:
+        raise UsageError(f"option {name}={value}: expected {rule}")
+    if opt.many:
         parsed = (*given.values.get(name, ()), *(parsed if isinstance(parsed, tuple) else (parsed,)))
     given.values[name] = parsed
 

@@ -1,4 +1,4 @@
-"""Parsers of option values, one for each kind. Each raises ValueError, whose text says what was expected."""
+"""The kinds of option values. Each parser raises ValueError, whose text says what was expected."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+
+class Kind(NamedTuple):
+    """A kind of values: how text is parsed, and a parsed value written."""
+
+    parse: Callable[[str], Any]
+    write: Callable[[Any], str] = str
+    noun: str = ""  # what messages about bounds call it
+    number: bool = False  # zarrfs.toml may have a number
 
 
 def size(text: str) -> int:
@@ -108,15 +118,15 @@ def did_you_mean(word: str, choices: Iterable[str], cutoff: float = 0.6) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def words(*choices: str) -> Callable[[str], str]:
-    """Return a parser that accepts one of `choices`."""
+def words(*choices: str) -> Kind:
+    """Return the kind of one of `choices`."""
 
     def parse(text: str) -> str:
         if text not in choices:
             raise ValueError(f"one of {', '.join(choices)}{did_you_mean(text, choices)}")
         return text
 
-    return parse
+    return Kind(parse)
 
 
 def text(value: str) -> str:
@@ -231,3 +241,21 @@ def allowed(value: str) -> tuple[str, ...]:
     if any(hints) or not all(re.fullmatch(r"[a-z][a-z0-9+_]*", word) for word in words):
         raise ValueError(f"{', '.join(ALLOWED)}, or a protocol{next(filter(None, hints), '')}")
     return words
+
+
+def _written_size(value: int) -> str:
+    power = max(power for power in range(5) if value % 1024**power == 0) if value else 0
+    return f"{value // 1024**power}{('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
+SIZE = Kind(size, _written_size, "a size")
+SECONDS = Kind(seconds, "{:.15g}s".format, "a time", number=True)
+LIFETIME = Kind(
+    lifetime, lambda value: "forever" if value == FOREVER else f"{value:.15g}s", "a time or forever", number=True
+)
+NATURAL = Kind(natural, noun="a whole number", number=True)
+OCTAL = Kind(octal, "{:04o}".format)
+STATUSES, USER = Kind(statuses, number=True), Kind(user_id, number=True)
+FLAG = Kind(flag, lambda value: "true" if value else "false")
+TEXT, PATHS, ALLOW = Kind(text), Kind(paths), Kind(allowed)
+LOCAL, PATH, DIRECTORY = Kind(local), Kind(path), Kind(directory)

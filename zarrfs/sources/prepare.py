@@ -270,7 +270,7 @@ def answer(request: bytes) -> bytes:
     asked = json.loads(request)
     end_with_parent(asked["parent"], signal.SIGTERM)
     given = asked["options"]
-    given |= {name: tuple(given[name]) for name, field in TABLE.items() if field.metadata["many"]}
+    given |= {name: tuple(given[name]) for name, opt in TABLE.items() if opt.many}
     source = asked["source"]
     try:
         reply = dataclasses.asdict(prepare(source, Options(**given), b64decode(asked["content"])))
