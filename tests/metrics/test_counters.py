@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from zarrfs.metrics.counters import ALL, LATENCY
+from zarrfs.metrics.counters import ALL, LATENCY, QUEUES, counters
 
 DASHBOARDS = Path(__file__).parents[2] / "docs/dashboards"
 ALERTS = DASHBOARDS / "alerts.yml"
@@ -87,3 +87,20 @@ def test_prometheus_accepts_all_rules_and_queries(promtool: str, dashboard: dict
         [promtool, "check", "rules", ALERTS, tmp_path / "queries.yml"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+class _Out:
+    """A queue of requests to a thousand servers, none of which answers."""
+
+    def gauges(self) -> dict[str, float]:
+        return {}
+
+    def outages(self) -> dict[str, dict[str, Any]]:
+        about = {"since": 1.8e9, "seconds": 1e5, "reason": "x" * 200, "waiting": 1000}
+        return {f"{number:063}.example": about for number in range(1000)}
+
+
+def test_outages_of_many_servers_fit_an_extended_attribute() -> None:
+    out = _Out()
+    QUEUES.add(out)
+    assert len(json.dumps(counters())) < 32_768

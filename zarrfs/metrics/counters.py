@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet
@@ -63,6 +64,7 @@ class Queue(Observed, Protocol):
         """Return the servers that do not answer now, by name, with what `zarrfs stats` reports of each."""
 
 
+_NAMED = 32  # outages that are reported: an extended attribute has at most 64 KiB
 COUNTS: Counter[str] = Counter()
 LATENCIES = Latency()
 CACHES: WeakSet[Observed] = WeakSet()
@@ -75,5 +77,6 @@ def counters() -> dict[str, Any]:
     for each in [*CACHES, *QUEUES]:
         totals.update(each.gauges())
     outages = {host: facts for queue in QUEUES for host, facts in queue.outages().items()}
+    outages = dict(itertools.islice(outages.items(), _NAMED))
     return {**totals, "outages": outages, "latency": LATENCIES.quantiles(), "histogram": LATENCIES.histogram(),
             "latency_sum": LATENCIES.total, "latency_count": LATENCIES.count}  # fmt: skip

@@ -37,7 +37,6 @@ _LATE = (
     0.9  # part of read_timeout= after which a read waits no more: the kernel repeats a failed read, and a bit early
 )
 _SERVER_BYTES = 128 << 20  # bytes that are requested from one server at a time
-_NAMED = 32  # outages in stats: an extended attribute has at most 64 KiB
 PART = 4 << 20  # bytes of the largest request
 GAP = 32 << 10  # bytes between neighbouring ranges that are fetched and dropped at most
 _SMALL = 1 << 20  # bytes: as long as there are free slots, ranges are coalesced only up to this size
