@@ -324,8 +324,6 @@ def test_errors_in_files_name_the_place(user: Path, text: str, says: str) -> Non
     said = refused(source="/x")
     assert said.startswith(f"{user}: {says}")
     assert "secret" not in said or "secret in it" in said
-    [found] = [one for one in configuration.files() if one.kind == "user"]
-    assert f"{user}: {found.outcome}" == said
 
 
 @pytest.mark.parametrize(
@@ -358,7 +356,7 @@ def test_a_named_file_replaces_the_users_file(
     monkeypatch.setenv("ZARRFS_CONFIG", str(named))
     assert held().retries == 3
     assert held("config=/dev/null").retries == 1
-    assert [(one.kind, one.outcome) for one in configuration.files()] == [("system", "read"), ("named", "read")]
+    assert [one.outcome for one in configuration.files()] == ["read", "read"]
     assert refused("config=/nonexistent") == "/nonexistent: no such file or directory"
     assert refused(f"config={user.parent}") == f"{user.parent}: is a directory"
 

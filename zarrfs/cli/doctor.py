@@ -155,12 +155,12 @@ def _configuration(options: Options) -> Iterator[Finding]:
     from zarrfs.config import effective
 
     found = effective.files(options.config)
-    for path, _kind, outcome in found:
+    for path, outcome in found:
         if outcome not in ("read", "missing"):
             yield Finding("configuration", WARNING, f"{path}: {outcome}")
     for name in effective.unknown_variables():
         yield Finding("configuration", WARNING, f"{name} is no option of zarrfs")
-    read = [path for path, _kind, outcome in found if outcome == "read"]
+    read = [path for path, outcome in found if outcome == "read"]
     yield Finding("configuration", OK, f"read: {', '.join(read)}" if read else "no zarrfs.toml")
 
 

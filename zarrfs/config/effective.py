@@ -35,7 +35,6 @@ class FileLookup(NamedTuple):
     """A configuration file and the outcome of reading it: "read", "missing", or why it cannot be used."""
 
     path: str
-    kind: str  # system, user, or named (--config)
     outcome: str
 
 
@@ -45,7 +44,6 @@ class Settings(NamedTuple):
     parsed: Parsed
     sources: list[str]  # as given, but names of sections are replaced by the sources of those sections
     layers: list[Layer]  # the weakest first
-    files: list[FileLookup]
 
 
 def described(layers: Sequence[Layer]) -> list[str]:
@@ -71,26 +69,20 @@ def settings(
     given = read(items, sloppy)
     layers: list[Layer] = []
     places = [*sources]
-    lookups = [_look(path, kind) for path, kind in _paths(given.values.get("config"))]
-    for _found, file in lookups:
+    for path, kind in _paths(given.values.get("config")):
+        _found, file = _look(path, kind)
         if file is not None:
             layers.append(Layer(file.origin, file.options))
             for number, source in reversed([*enumerate(sources)]):  # sections of the first source win
                 layers += [Layer(section.origin, section.assignments) for section in _of(file, source, number, places)]
     layers += [*environment(), Layer(COMMAND_LINE, given)]
     parsed = combine((layer.assignments for layer in layers), defaults)
-    return Settings(parsed, places, layers, [found for found, _file in lookups])
+    return Settings(parsed, places, layers)
 
 
 def files(named: str | None = None) -> list[FileLookup]:
     """Return the configuration files, the weakest first. `named` is the file of --config, if given."""
-    found = []
-    for path, kind in _paths(named):
-        try:
-            found.append(_look(path, kind)[0])
-        except UsageError as exc:
-            found.append(FileLookup(path, kind, str(exc).removeprefix(f"{path}: ")))
-    return found
+    return [_look(path, kind)[0] for path, kind in _paths(named)]
 
 
 def unknown_variables() -> list[str]:
@@ -133,15 +125,15 @@ def _paths(named: str | None) -> list[tuple[str, str]]:
 def _look(path: str, kind: str) -> tuple[FileLookup, ConfigFile | None]:
     """Read a configuration file if it exists. Raise UsageError if it cannot be used."""
     if kind != "named" and not os.path.lexists(path):  # before the TOML parser is imported
-        return FileLookup(path, kind, "missing"), None
+        return FileLookup(path, "missing"), None
     from zarrfs.config.file import read_file
 
     try:
-        return FileLookup(path, kind, "read"), read_file(path, owned=kind == "user")
+        return FileLookup(path, "read"), read_file(path, owned=kind == "user")
     except OSError as exc:
         reason = reason_of(exc)
     if kind == "system" and not os.access(path, os.R_OK):
-        return FileLookup(path, kind, f"not for this user: {reason}"), None
+        return FileLookup(path, f"not for this user: {reason}"), None
     raise UsageError(f"{path}: {reason}")
 
 
