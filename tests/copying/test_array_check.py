@@ -251,7 +251,7 @@ def test_chunks_that_do_not_fit_in_memory_are_read_but_not_decoded(tmp_path: Pat
     zarr.create_array(str(path), shape=(1 << 20,), chunks=(1 << 20,), dtype="u1", compressors=None)[:] = 1
     report, arrays, _gets = checked(path, memory=1 << 20)
     assert report.clean
-    assert report.read > 1 << 20
+    assert report.bytes > 1 << 20
     assert (arrays[""].chunks, arrays[""].decoded) == (1, 0)
     assert "memory_limit=" in str(arrays[""].note)
 

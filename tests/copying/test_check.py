@@ -88,7 +88,7 @@ def test_a_sound_store_is_clean_and_read_in_full(tmp_path: Path) -> None:
     store, targets = store_of(tmp_path, fill)
     report = checked(store)
     assert report.clean
-    assert (report.ok, report.read, report.files, report.expected_files) == (4, 65, 4, 4)
+    assert (report.ok, report.bytes, report.files, report.expected_files) == (4, 65, 4, 4)
     assert sorted(targets.extents) == [("data", 0, 10), ("data", 100, 50)]
 
 
@@ -157,7 +157,7 @@ def test_holes_are_not_read(tmp_path: Path) -> None:
 
     store, targets = store_of(tmp_path, fill)
     report = checked(store)
-    assert (report.ok, report.read) == (2, 4106)
+    assert (report.ok, report.bytes) == (2, 4106)
     assert sorted(targets.extents) == [("data", 0, 4096), ("data", 4096, 10)]
 
 
@@ -168,7 +168,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
 
     store, targets = store_of(tmp_path, fill)
     report = checked(store, memory=8 << 20)
-    assert (report.ok, report.read) == (4 * READERS, 4 * READERS * (2 << 20))
+    assert (report.ok, report.bytes) == (4 * READERS, 4 * READERS * (2 << 20))
     assert targets.most <= 8 << 20
     assert len(set(targets.extents)) * (256 << 10) == 2 << 20
 
