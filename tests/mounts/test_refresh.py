@@ -225,12 +225,6 @@ def test_a_refresh_revalidates_blocks_on_disk(faulty: Faulty, tmp_path: Path) ->
 
 
 
-STATES = {
-    "inodes", "open_files", "in_flight", "in_flight_bytes", "waiting", "blocks", "kept", "expected", "limit", "open",
-    "queued", "sequences",
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("held", [False, True])
 def test_no_counter_decreases_with_a_refresh(held: bool, faulty: Faulty, tmp_path: Path) -> None:
     """Whether the older version is closed or still in use."""
