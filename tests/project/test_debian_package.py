@@ -96,7 +96,7 @@ def test_an_unknown_extra_is_an_error_before_anything_is_built(arguments: list[s
     command = [ROOT / "scripts/build-deb", *arguments, tmp_path / "out"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("build-deb: --extras: there is no s4: expected some of all, azure, fast, ")
+    assert done.stderr.startswith("build-deb: --extras: there is no s4: expected some of all, azure, gcs, ")
     assert not (tmp_path / "out").exists()
 
 
