@@ -214,6 +214,25 @@ def test_a_directory_that_cannot_be_listed_is_bad_and_the_rest_is_read(tmp_path:
     assert (report.ok, [bad.key for bad in report.bad]) == (3, ["b", "d/0"])
 
 
+def test_an_array_that_was_not_examined_is_reported(tmp_path: Path) -> None:
+    store, _targets = store_of(tmp_path, lambda writer: [writer.inline(f"{d}/x", b"1") for d in "abc"])
+    failing = ["b"]
+
+    class Once:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+        async def list_dir(self, prefix: str, after: str = "") -> Any:
+            if prefix in failing:
+                failing.remove(prefix)
+                raise ReadError("http://host/b", "status 500")
+            async for info in store.list_dir(prefix, after):
+                yield info
+
+    report = checked(Once())
+    assert (report.ok, report.clean, [bad.reason for bad in report.bad]) == (3, False, ["status 500"])
+
+
 def test_follow_resolves_links_inside_the_store(tmp_path: Path) -> None:
     def fill(writer: IndexWriter) -> None:
         writer.inline("real/deep/file", b"1")

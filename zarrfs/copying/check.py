@@ -63,6 +63,7 @@ class _Check:
         self._arrays: dict[str, ArrayCheck] = {}  # by the directory of their chunks
         # by key of a document that consolidated metadata contains: the key of that metadata, the digest of the copy
         self._copies: dict[str, tuple[str, bytes]] = {}
+        self._unexamined: list[Exception] = []  # why groups were not examined to their end
         self._tops: list[tuple[str, str]] = []  # (group with consolidated metadata, file name of that metadata)
 
     async def run(self, key: str, share: Share) -> None:
@@ -82,6 +83,9 @@ class _Check:
         for at, (by, digest) in self._copies.items():
             if not _is_absence(at, digest) and not await self._is_linked(at):
                 self._report.add(at, Unsound(BAD_METADATA, f"is not there, but {by} has it"))
+        if self._report.clean:  # else the walk has met the same errors
+            for exc in self._unexamined:
+                self._report.add(getattr(exc, "key", key), exc)
         if not share.index:
             await self._count_absent_records(key)
 
@@ -255,13 +259,9 @@ class _Check:
     async def _find_nodes(self, key: str) -> None:
         """Find the arrays at or below `key`, or the array that contains it; report invalid metadata."""
         hierarchy = Hierarchy(self._store)
-
-        def failed(exc: Exception) -> None:
-            log.debug("%s: not examined: %s", key, exc)  # it is reported where it is read or listed
-
         try:
             above, _rest = await hierarchy.find(key)
-            async for node in nodes_of(hierarchy, above.path if above.leaf else key, failed):
+            async for node in nodes_of(hierarchy, above.path if above.leaf else key, self._unexamined.append):
                 if node.leaf:
                     self._add_array(node)
                 elif isinstance(node.metadata, GroupMetadata):
