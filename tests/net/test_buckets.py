@@ -249,6 +249,16 @@ def test_keys_are_found_in_the_environment_and_by_botocore(
         assert fetch([f"s3.profile={profile}"], on_s3[1], 100, 300).data == VALUE[100:300]
     with pytest.raises(AccessDenied, match="names an endpoint"):
         fetch(["s3.profile=elsewhere"], on_s3[1], 0, 10)
+    with (tmp_path / "config").open("a") as file:
+        file.write(f"[profile failing]\ncredential_process = sh -c 'echo >> {tmp_path}/tried; exit 1'\n")
+
+    async def often(system: System, path: str) -> None:
+        for _ in range(3):
+            with pytest.raises(AccessDenied):
+                await system.fetch(path, 0, 10)
+
+    with_system(["s3.profile=failing"], on_s3[1], often)
+    assert (tmp_path / "tried").read_text().count("\n") == 1
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "reader")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     assert fetch(["s3.profile=role"], on_s3[1], 100, 300).data == VALUE[100:300]

@@ -44,6 +44,7 @@ class Credentials:
         self._make, self._timeout = make, timeout
         self._find: Find | None = None
         self._access, self._until = Access(), 0.0
+        self._error = ""
         self._refused = -math.inf  # when the last renewal because of a refusal began
         self._lock = trio.Lock()
 
@@ -52,21 +53,26 @@ class Credentials:
 
         `refused`: access that a server has refused; look once a minute for another one, such as in a changed file.
         """
-        if trio.current_time() < self._until and refused is None:
-            return self._access
-        async with self._lock:
-            if refused == self._access and trio.current_time() >= self._refused + _RENEW:
-                self._refused, self._until, self._find = trio.current_time(), 0.0, None
-            if trio.current_time() >= self._until:
-                try:
-                    with trio.fail_after(self._timeout):
-                        self._access = await trio.to_thread.run_sync(self._found, abandon_on_cancel=True)
-                except trio.TooSlowError as exc:
-                    raise Transient(f"its credentials are not found within {self._timeout:g} s") from exc
-                except Exception as exc:
-                    raise AccessDenied(where, f"its credentials: {redact_text(str(exc))}") from exc
-                self._until = trio.current_time() + _RENEW
+        if trio.current_time() >= self._until or refused is not None:
+            async with self._lock:
+                if refused == self._access and trio.current_time() >= self._refused + _RENEW:
+                    self._refused, self._until, self._find = trio.current_time(), 0.0, None
+                if trio.current_time() >= self._until:
+                    await self._renew()
+        if self._error:
+            raise AccessDenied(where, self._error)
         return self._access
+
+    async def _renew(self) -> None:
+        self._error = ""
+        try:
+            with trio.fail_after(self._timeout):
+                self._access = await trio.to_thread.run_sync(self._found, abandon_on_cancel=True)
+        except trio.TooSlowError as exc:
+            raise Transient(f"its credentials are not found within {self._timeout:g} s") from exc
+        except Exception as exc:
+            self._error = f"its credentials: {redact_text(str(exc))}"
+        self._until = trio.current_time() + _RENEW
 
     def _found(self) -> Access:
         if self._find is None:
@@ -144,12 +150,10 @@ def of_azure(options: Mapping[str, Any]) -> Find:
         return Access
     login = ClientSecretCredential(**given) if all(given.values()) else DefaultAzureCredential()
 
-    def find() -> Access:
-        try:
-            return Access(token=login.get_token(_AZURE_SCOPE).token)
-        except ClientAuthenticationError:
-            if all(given.values()):
-                raise
-            return Access()
-
-    return find
+    try:
+        login.get_token(_AZURE_SCOPE)
+    except ClientAuthenticationError:
+        if all(given.values()):
+            raise
+        return Access
+    return lambda: Access(token=login.get_token(_AZURE_SCOPE).token)
