@@ -19,7 +19,7 @@ from zarrfs.cache.pins import Pins
 from zarrfs.cache.streams import Stream, Streams
 from zarrfs.config.options import Options
 from zarrfs.errors import OutOfRange, ReadError
-from zarrfs.net.request_queue import RequestQueue
+from zarrfs.net.request_queue import GAP, RequestQueue
 from zarrfs.net.responses import Entry, Fetched, System
 from zarrfs.net.versions import version_of
 from zarrfs.system.buffers import Buffer
@@ -53,7 +53,7 @@ class Blocks:
             self._disk = DiskBlocks(options, self._pins, self.ranges.usual)
         self.cache: BlockCache[Block] = BlockCache(memory_limit(options) - queue, self._is_paid, self.ranges.is_out)
         self._beginning: dict[str, trio.CapacityLimiter] = {}  # by server
-        self._in_order = Streams(slack=_UNIT, reads=4)
+        self._in_order = Streams(slack=GAP, reads=4)
         self.bound_ahead()
 
     async def read(self, wanted: BlockRequest, offset: int, length: int, read: tuple[int, int]) -> Buffer:
