@@ -99,6 +99,19 @@ class Closing(Handler):
         super().end_headers()
 
 
+class Talking(Handler):
+    """A handler that sends another answer, which nobody asked for, in the TLS record of the first body."""
+
+    def do_GET(self) -> None:
+        """Send 20 bytes: of zeros for /first."""
+        more = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n" if self.path == "/first" else b""
+        self.send_response(206)
+        self.send_header("Content-Range", "bytes 0-19/20")
+        self.send_header("Content-Length", "20")
+        self.end_headers()
+        self.wfile.write((bytes(20) if more else VALUE[:20]) + more)
+
+
 class Quiet(http.server.ThreadingHTTPServer):
     """A server that does not report clients that refuse its certificate."""
 
@@ -122,7 +135,7 @@ def server(authority: Authority) -> Iterator[Server]:
 
     def start(
         name: str = "good", address: str = "127.0.0.1", left: datetime.timedelta = DAY, clients: bool = False,
-        version: ssl.TLSVersion | None = None, closes: bool = False,
+        version: ssl.TLSVersion | None = None, handler: type[Handler] = Handler,
     ) -> str:  # fmt: skip
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(authority.certificate(name, address, left))
@@ -131,7 +144,7 @@ def server(authority: Authority) -> Iterator[Server]:
             context.load_verify_locations(authority.file)
         if version is not None:
             context.minimum_version = context.maximum_version = version
-        made = Quiet(("127.0.0.1", 0), Closing if closes else Handler)
+        made = Quiet(("127.0.0.1", 0), handler)
         made.socket = context.wrap_socket(made.socket, server_side=True, do_handshake_on_connect=False)
         threading.Thread(target=made.serve_forever, daemon=True).start()
         running.append(made)
@@ -299,3 +312,19 @@ def test_a_wrong_certificate_is_refused_despite_earlier_sessions(authority: Auth
     trio.run(main)
     made.shutdown()
     made.server_close()
+
+
+def test_an_answer_that_nobody_asked_for_is_not_that_of_the_next_request(
+    monkeypatch: pytest.MonkeyPatch, server: Server, authority: Authority
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
+    url = server(handler=Talking)
+
+    async def fetch() -> list[bytes]:
+        system = HttpSystem(Options(), Trust(Options()))
+        try:
+            return [bytes((await system.fetch(f"{url}/{name}", 0, 20)).data) for name in ("first", "second")]
+        finally:
+            await system.aclose()
+
+    assert trio.run(fetch) == [bytes(20), VALUE[:20]]

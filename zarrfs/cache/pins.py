@@ -60,7 +60,7 @@ class Pins:
         """Return the expected or pinned version; None if it is not known."""
         if wanted.expected is not None:
             return version_of(wanted.expected)
-        pin = self._pins.get(wanted.at)
+        pin = self._pins.use(wanted.at)
         return None if pin is None else pin.version
 
     def has_no_version(self, wanted: BlockRequest) -> bool:

@@ -147,6 +147,8 @@ class Connection:
 
     def is_quiet(self) -> bool:
         """Return whether the server has neither sent data nor closed the connection, so that it can be used again."""
+        if isinstance(self.sock, ssl.SSLSocket) and self.sock.pending():  # decrypted, but not received
+            return False
         try:
             socket.socket.recv(self.sock, 1, socket.MSG_PEEK)  # for TLS, peek at the encrypted bytes
             if self.tls:
