@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import errno
+import functools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -25,7 +27,6 @@ from tests.mounts.mounting import alive, daemon_pid, log_of, mount_lines, mounte
 HERE = Path(__file__).parent
 DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
 BLOBS = f"blobs={DATA / 'archives/blobs'}"
-
 
 
 @pytest.fixture(autouse=True)
@@ -62,13 +63,27 @@ def counters(root: Path) -> dict[str, int]:
     raise AssertionError("the daemon does not answer SIGUSR1")
 
 
+def kernel_answers(root: Path, call: Callable[[], object]) -> bool:
+    """Return whether a call ends while the daemon is suspended, which is for two seconds at most."""
+    pid = daemon_pid(root)
+    resume = threading.Timer(2, os.kill, (pid, signal.SIGCONT))
+    os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    resume.start()
+    try:
+        call()
+        return time.monotonic() - began < 2
+    finally:
+        resume.cancel()
+        os.kill(pid, signal.SIGCONT)
+
+
 def test_the_kernel_caches_negative_entries(tmp_path: Path) -> None:
     with mounted(document(tmp_path, {"a": "x"}), tmp_path / "mnt") as root:
-        assert error_of(os.stat, root / "nothing") == errno.ENOENT
-        lookups = counters(root)["lookup"]
-        for _ in range(5):
-            assert error_of(os.stat, root / "nothing") == errno.ENOENT
-        assert counters(root)["lookup"] == lookups
+        look = functools.partial(error_of, os.stat, root / "nothing")
+        assert look() == errno.ENOENT
+        # for a second, which a busy machine may take in between
+        assert any(look() == errno.ENOENT and kernel_answers(root, look) for _ in range(5))
 
 
 def test_a_listed_name_is_never_enoent(tmp_path: Path) -> None:
@@ -350,7 +365,7 @@ def test_without_root_the_rest_of_a_value_is_pushed_into_the_page_cache(tmp_path
         requests = [0]
         for number in range(16):
             assert (mnt / f"v{number}").read_bytes() == target.read_bytes()[number : number + (4 << 20) - 16]
-            requests.append(counters(mnt)["read"])
+            requests.append(counters(mnt)["reads_total"])
             time.sleep(0.05)  # the daemon finds out after mounting that it cannot raise the read-ahead
         assert min(after - before for before, after in pairwise(requests)) < 4  # instead of 32
     finally:

@@ -185,6 +185,9 @@ def test_failures_that_are_not_absent_record_files(tmp_path: Path) -> None:
 def test_a_removed_zip_file_is_not_an_absent_member(nginx: Nginx, tmp_path: Path) -> None:
     root = make(tmp_path / "set")
     (root / "a/refs.2.parq").unlink()
+    (root / "z").mkdir()
+    for name in ("before", "z/after"):  # otherwise one request fetches the record files with the index of the zip file
+        (root / name).write_bytes(os.urandom(1 << 20))
     archive = Path(shutil.make_archive(str(nginx.plain.root / "gone"), "zip", root))
 
     async def read(store: ParquetStore) -> None:
