@@ -226,6 +226,42 @@ def test_the_inline_threshold_decides_which_values_are_inline(place: Path) -> No
     assert entries_of("other.json")["a/x"] == [str(place / "other.json.data"), 0, 3]
 
 
+@pytest.mark.parametrize(("view", "key"), [("arrays", "v.npy"), ("netcdf", "refs.nc")])
+@pytest.mark.parametrize("kind", ["references", "zarr"])
+def test_files_that_a_view_makes_go_to_the_data_file(view: str, key: str, kind: str, place: Path) -> None:
+    values = os.urandom(200_000)
+    array = {
+        "zarr_format": 2, "shape": [200_000], "chunks": [100_000], "dtype": "|u1", "compressor": None,
+        "fill_value": 0, "order": "C", "filters": None,
+    }  # fmt: skip
+    refs = {
+        ".zgroup": '{"zarr_format":2}', "v/.zarray": json.dumps(array), "v/.zattrs": '{"_ARRAY_DIMENSIONS": ["x"]}',
+        "v/0": ["values", 0, 100_000], "v/1": ["values", 100_000, 100_000],
+    }  # fmt: skip
+    (place / "values").write_bytes(values)
+    source = place / "refs.json"
+    source.write_text(json.dumps({"version": 1, "refs": refs}))
+    if kind == "zarr":
+        assert CliRunner().invoke(main, ["copy", "refs.json", "refs.zarr"]).exit_code == 0
+        source = place / "refs.zarr"
+    (place / "up2").mkdir()
+    arguments = ["commit", str(source), "--upperdir", "up2", "-O", "new.json", "-o", f"view={view}"]
+    result = CliRunner().invoke(main, arguments)
+    assert (result.exit_code, result.output) == (0, "")
+    url, start, length = entries_of("new.json")[key]
+    assert url == str(place / "new.json.data")
+    assert (place / "new.json").stat().st_size < 10_000
+
+    async def shown_by_view() -> bytes:
+        store = sources.open_source(str(source), Options(view=view), child=False)
+        data = bytes(await store.get(key))
+        await store.aclose()
+        return data
+
+    assert (place / "new.json.data").read_bytes()[start : start + length] == trio.run(shown_by_view)
+    assert values in (place / "new.json.data").read_bytes()
+
+
 def test_a_sparse_file_stays_sparse(place: Path) -> None:
     (place / "blobs").mkdir()
     done("new.json", "--format", "archive", "--blobs", "blobs")

@@ -62,14 +62,16 @@ async def _reference(
             where = await unchanged.locate(node.key, shown=False)
             if tree.refused(node, where.get("broken")):
                 return None
-            return await kept_reference(unchanged, plan, node.key, where, moved)
+            if "url" in where or "inline" in where:  # else a view makes the bytes, which no reference can name
+                return await kept_reference(unchanged, plan, node.key, where, moved)
     size = await tree.size(node)
     if split_key(node.key)[1] in ZARR_METADATA or size <= how.inline:
         return Reference(node.key, await tree.read(node, 0, size))
     if unchanged is not None and plan.kind == "zarr":
         with reading(tree.source, node.key):
-            if "decoded_from" not in await unchanged.locate(node.key):  # by a view: no reference can name its bytes
-                return await reference_of(unchanged, plan, node.key, size)
+            where = await unchanged.locate(node.key, shown=False)
+            if "url" in where:
+                return reference_of(plan, node.key, where, size)
     if unchanged is None and how.in_place:
         path = os.path.join(tree.overlay.upper.path, node.key)
         if not is_utf8(path):

@@ -114,14 +114,11 @@ async def kept_reference(
     return Reference(key, data)
 
 
-async def reference_of(store: Store, plan: Plan, key: str, size: int) -> Reference:
-    """Return a reference to the bytes of one file of a Zarr store, or an inline value if they have no URL.
+def reference_of(plan: Plan, key: str, where: dict[str, Any], size: int) -> Reference:
+    """Return a reference to the bytes of one file of a Zarr store, which are at the URL of `where`.
 
     Raise ReadError; SourceError if no reference can name its bytes.
     """
-    where = await store.locate(key, shown=False)
-    if "url" not in where:
-        return Reference(key, bytes(await store.get(key)))
     path = local_path(where["url"])
     if path is None:
         path = absolute(where["url"], plan.base)
