@@ -395,6 +395,27 @@ def test_a_blob_that_marks_a_directory_on_azure_is_a_directory(azure: Azure) -> 
     assert listed == {("group", True)}
 
 
+@pytest.mark.parametrize(
+    ("string", "options", "url", "host"),
+    [
+        ("AccountName=aaa;BlobEndpoint=http://127.0.0.1:1/aaa", ["az.account_name=bbb"], "az://c/k", "bbb."),
+        ("AccountName=aaa;BlobEndpoint=http://127.0.0.1:1/aaa", [], "abfs://c@bbb.dfs.core.windows.net/k", "bbb."),
+        ("BlobEndpoint=https://aaa.blob.other.net;SharedAccessSignature=sig=x", ["az.account_name=bbb"], "az://c/k",
+         "bbb."),
+        ("BlobEndpoint=https://aaa.blob.other.net;SharedAccessSignature=sig=x", ["az.account_name=aaa"], "az://c/k",
+         "aaa.blob.other.net"),
+        ("BlobEndpoint=http://127.0.0.1:1/aaa", ["az.account_name=aaa"], "az://c/k", "127.0.0.1:1"),
+        ("AccountName=aaa;BlobEndpoint=http://127.0.0.1:1/aaa", [], "az://c/k", "127.0.0.1:1"),
+    ],
+)  # fmt: skip
+def test_a_connection_string_counts_only_for_its_account(
+    monkeypatch: pytest.MonkeyPatch, string: str, options: list[str], url: str, host: str
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", string)
+    found = with_system(options, url, lambda system, path: trio_value(system.host(path)))
+    assert found.partition(" at ")[2].startswith(host)
+
+
 def test_an_anonymous_read_of_a_private_azure_container_is_denied(azure: Azure) -> None:
     azure.put("private", "clients/k", VALUE)
     with pytest.raises(AccessDenied, match=r"^az://private/clients/k: HTTP status 403 [^<]{9,200}$"):

@@ -231,8 +231,10 @@ class Azure:
             given |= {name: os.environ.get(f"AZURE_STORAGE_{name.upper()}") for name in _IN_ENVIRONMENT}
         text = str(given.get("connection_string") or "")
         parts = {name.strip().lower(): value for name, _, value in (part.partition("=") for part in text.split(";"))}
-        account = options.get("account_name") or parts.get("accountname")
-        account = str(account or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME") or "")
+        named, connected = str(options.get("account_name") or ""), _account(parts)
+        if named and named.lower() != connected.lower():
+            parts = {}  # of another account
+        account = named or connected or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME") or ""
         host = options.get("account_host") or f"{account}.blob.{parts.get('endpointsuffix', 'core.windows.net')}"
         endpoint = f"https://{host}" if options.get("account_host") else parts.get("blobendpoint") or f"https://{host}"
         endpoint, _, query = endpoint.partition("?")
@@ -287,6 +289,15 @@ SERVICES: dict[str, Callable[[Mapping[str, Any]], Service]] = {"s3": S3, "gcs": 
 
 
 # -- options
+
+
+def _account(parts: Mapping[str, str]) -> str:
+    """Return the account of a connection string; "" if it names none."""
+    if "accountname" in parts:
+        return parts["accountname"]
+    at = urlsplit(parts.get("blobendpoint", ""))  # https://ACCOUNT.blob.core.windows.net, or http://ADDRESS/ACCOUNT
+    host = at.hostname or ""
+    return host.partition(".")[0] if ".blob." in host else at.path.strip("/")
 
 
 def _check(prefix: str, options: Mapping[str, Any], known: tuple[str, ...]) -> None:
