@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from tests.servers import GCS, S3, Azure, Faulty, Sftp, SignedS3
 from zarrfs.config.keywords import as_items
 from zarrfs.config.options import parse
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
-from zarrfs.net.responses import Entry, Fetched, System
+from zarrfs.net.credentials import Access, Credentials
+from zarrfs.net.responses import Entry, Fetched, System, Transient
 from zarrfs.store.remotefiles import RemoteFiles
 
 VALUE = bytes(range(256)) * 40
@@ -199,9 +201,7 @@ def test_absent_keys_and_ranges_beyond_the_end_on_s3(on_s3: tuple[list[str], str
         ({"gcs": {"token": "anon"}}, "gs://b/v", "/b/v"),
     ],
 )
-def test_a_403_keeps_its_status(
-    faulty: Faulty, options: dict[str, dict[str, object]], url: str, path: str
-) -> None:
+def test_a_403_keeps_its_status(faulty: Faulty, options: dict[str, dict[str, object]], url: str, path: str) -> None:
     """It must not look like a network failure, and -o missing_status=403 needs the status."""
     [(family, given)] = options.items()
     storage = told(family, {**given, "endpoint_url": faulty.url})
@@ -287,6 +287,72 @@ def test_signatures_are_right(s3: S3, signed_s3: SignedS3) -> None:
     with pytest.raises(AccessDenied, match=r"^s3://tests/signed/plain: [^\n]*(403|not match)[^\n<]*$"):
         fetch(wrong, f"{url}/plain", 0, 10)
     assert 1 <= len(signed_s3.denied) <= 3
+
+
+# -- credentials that a library finds
+
+
+def test_access_holds_while_the_library_fails() -> None:
+    answers: list[Any] = [
+        ConnectionError("no route"), Access("a", "s"), ConnectionError("no route"), ValueError("logged out"),
+        ValueError("logged out"), Access(), Access("b", "s"),
+    ]  # fmt: skip
+
+    def find() -> Access:
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        assert isinstance(found, Access)
+        return found
+
+    async def main() -> None:
+        credentials = Credentials(lambda: find, 60)
+        clock = trio.lowlevel.current_clock()
+        assert isinstance(clock, MockClock)
+        with pytest.raises(Transient, match="no route"):  # not yet any
+            await credentials.get("x")
+        clock.jump(10)
+        first = Access("a", "s")
+        for _ in range(2):  # the network fails, then the library
+            assert await credentials.get("x") == first
+            clock.jump(61)
+            assert await credentials.get("x") == first
+        with pytest.raises(AccessDenied, match="logged out"):  # nobody knows whether the key has expired
+            await credentials.get("x", first)
+        assert await credentials.get("x") == first
+        clock.jump(61)
+        assert await credentials.get("x", first) == first  # not anonymous
+        clock.jump(61)
+        assert await credentials.get("x", first) == Access("b", "s")
+        assert answers == []
+
+    trio.run(main, clock=MockClock(rate=1e-9))
+
+
+def test_a_refused_key_does_not_stall_others_while_the_library_logs_in() -> None:
+    begun, go = threading.Event(), threading.Event()
+    keys = iter((Access("a", "s"), Access("b", "s")))
+
+    def make() -> Callable[[], Access]:
+        key = next(keys)
+        if key.key == "b":
+            begun.set()
+            go.wait(20)
+        return lambda: key
+
+    async def main() -> None:
+        credentials = Credentials(make, 60)
+        first = await credentials.get("x")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(credentials.get, "x", first)
+            await trio.to_thread.run_sync(begun.wait)
+            with trio.move_on_after(2) as late:
+                assert await credentials.get("x") == first
+            go.set()
+        assert not late.cancelled_caught
+        assert await credentials.get("x") == Access("b", "s")
+
+    trio.run(main)
 
 
 # -- Google Cloud Storage

@@ -165,7 +165,7 @@ class Buckets(System):
         access = self._service.static
         if access is None:
             access = await self._credentials.get(where)
-        client = await self._client_with("" if access.key else access.token)
+        client = await self._client_with(access.bearer)
         region = self._regions.get(bucket)
         try:
             if region is None:
@@ -179,7 +179,7 @@ class Buckets(System):
                 other = await self._credentials.get(where, access)
                 if other == access:
                     raise
-                client = await self._client_with("" if other.key else other.token)
+                client = await self._client_with(other.bearer)
                 return await ask(client, url(other, region))
         except AccessDenied as exc:
             raise AccessDenied(where, f"{exc.reason} {self._hint}".rstrip(), exc.status) from exc

@@ -9,6 +9,7 @@ import importlib
 import logging
 import math
 import os
+import ssl
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -20,7 +21,9 @@ from zarrfs.net.responses import Transient
 
 log = logging.getLogger(__name__)
 
-_RENEW = 60.0  # seconds after which the library is asked for the present key or token
+_ASK = 60.0  # seconds after which the library is asked for the present key or token
+_LOG_IN = 60.0  # seconds between two logins because a server has refused the access
+_AGAIN = 5.0  # seconds after which credentials that were not reached are looked for again
 _GOOGLE_SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"
 _AZURE_SCOPE = "https://storage.azure.com/.default"
 _AZURE_SECRET = ("tenant_id", "client_id", "client_secret")
@@ -31,53 +34,75 @@ class Access(NamedTuple):
 
     key: str = ""  # ID of a key of S3; name of an account of Azure
     secret: str = ""
-    token: str = ""  # session token of a key of S3; else sent as "Authorization: Bearer"
+    session: str = ""  # session token of a key of S3
+    bearer: str = ""  # sent as "Authorization: Bearer"
 
 
 Find = Callable[[], Access]
 
 
 class Credentials:
-    """The access of one set of options; `make` returns the function that finds it, which runs in a thread."""
+    """The access of one set of options; `make` returns the function that finds it, and both run in a thread.
+
+    Access that has been found holds until other access is found, also if the library fails.
+    """
 
     def __init__(self, make: Callable[[], Find], timeout: float) -> None:
         self._make, self._timeout = make, timeout
         self._find: Find | None = None
-        self._access, self._until = Access(), 0.0
-        self._error = ""
-        self._refused = -math.inf  # when the last renewal because of a refusal began
-        self._lock = trio.Lock()
+        self._access: Access | None = None
+        self._until = 0.0  # when the library is asked again
+        self._logged_in = -math.inf  # when the last login because of a refusal began
+        self._error, self._passing = "", False  # why the library has failed last, and whether a retry may help
+        self._lock, self._threads = trio.Lock(), trio.CapacityLimiter(1)
 
     async def get(self, where: str, refused: Access | None = None) -> Access:
-        """Return the access that holds now. Raise AccessDenied if there is none, or Transient if it takes too long.
+        """Return the access that holds now. Raise AccessDenied if there is none, or Transient if a retry may help.
 
-        `refused`: access that a server has refused; look once a minute for another one, such as in a changed file.
+        `refused`: access that a server has refused; log in again, once a minute, such as with a changed file.
         """
-        if trio.current_time() >= self._until or refused is not None:
+        due = trio.current_time() >= self._until and not self._lock.locked()
+        if due or self._access in (None, refused):
             async with self._lock:
-                if refused == self._access and trio.current_time() >= self._refused + _RENEW:
-                    self._refused, self._until, self._find = trio.current_time(), 0.0, None
-                if trio.current_time() >= self._until:
-                    await self._renew()
-        if self._error:
-            raise AccessDenied(where, self._error)
+                now = trio.current_time()
+                if refused is not None and refused == self._access and now >= self._logged_in + _LOG_IN:
+                    self._logged_in = now
+                    await self._renew(None)
+                elif now >= self._until:
+                    await self._renew(self._find)
+        if self._access is None or (self._error and self._access == refused):
+            raise Transient(self._error) if self._passing else AccessDenied(where, self._error)
         return self._access
 
-    async def _renew(self) -> None:
-        self._error = ""
+    async def _renew(self, find: Find | None) -> None:
+        """Ask `find`, or log in if it is None."""
+
+        def found() -> tuple[Find, Access]:
+            asked = find or self._make()
+            return asked, asked()
+
         try:
             with trio.fail_after(self._timeout):
-                self._access = await trio.to_thread.run_sync(self._found, abandon_on_cancel=True)
-        except trio.TooSlowError as exc:
-            raise Transient(f"its credentials are not found within {self._timeout:g} s") from exc
+                asked, access = await trio.to_thread.run_sync(found, abandon_on_cancel=True, limiter=self._threads)
+            if any(access) or not any(self._access or ()):  # a login that fails now must not make access anonymous
+                self._find, self._access = asked, access
+            self._error = ""
+        except trio.TooSlowError:
+            self._error, self._passing = f"its credentials are not found within {self._timeout:g} s", True
         except Exception as exc:
-            self._error = f"its credentials: {redact_text(str(exc))}"
-        self._until = trio.current_time() + _RENEW
+            self._error, self._passing = f"its credentials: {redact_text(str(exc))}", _is_of_network(exc)
+        self._until = trio.current_time() + (_AGAIN if self._passing and self._access is None else _ASK)
 
-    def _found(self) -> Access:
-        if self._find is None:
-            self._find = self._make()
-        return self._find()
+
+def _is_of_network(exc: BaseException) -> bool:
+    """Return whether a library has failed because of the network: an error of the system that names no file."""
+    chain: list[BaseException] = []
+    at: BaseException | None = exc
+    while at is not None and at not in chain:
+        chain.append(at)
+        at = at.__cause__ or at.__context__
+    refused = any(isinstance(one, ssl.SSLCertVerificationError) for one in chain)
+    return not refused and any(isinstance(one, OSError) and not one.filename for one in chain)
 
 
 def of_s3(profile: str | None) -> Find:
@@ -132,7 +157,7 @@ def of_google(token: object) -> Find:
     def find() -> Access:
         if not found.valid:
             found.refresh(request)
-        return Access(token=found.token)
+        return Access(bearer=found.token)
 
     return find
 
@@ -156,4 +181,4 @@ def of_azure(options: Mapping[str, Any]) -> Find:
         if all(given.values()):
             raise
         return Access
-    return lambda: Access(token=login.get_token(_AZURE_SCOPE).token)
+    return lambda: Access(bearer=login.get_token(_AZURE_SCOPE).token)

@@ -185,7 +185,7 @@ class Google:
         if token == "anon":
             self.static = Access()
         elif isinstance(self._token, str) and not os.path.isfile(self._token):
-            self.static = Access(token=self._token)
+            self.static = Access(bearer=self._token)
 
     def make_find(self) -> Find:
         return credentials.of_google(self._token)
@@ -354,8 +354,8 @@ def _grant(access: Access, region: str, minute: int) -> tuple[str, str, str, byt
         "X-Amz-Algorithm": "AWS4-HMAC-SHA256", "X-Amz-Credential": f"{access.key}/{scope}", "X-Amz-Date": now,
         "X-Amz-Expires": str(_VALID), "X-Amz-SignedHeaders": "host",
     }  # fmt: skip
-    if access.token:
-        query["X-Amz-Security-Token"] = access.token
+    if access.session:
+        query["X-Amz-Security-Token"] = access.session
     return now, scope, _text(query), functools.reduce(_hmac, places, f"AWS4{access.secret}".encode())
 
 
