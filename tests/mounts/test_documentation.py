@@ -13,8 +13,6 @@ from tests.pages import DOCS, ROOT, check_transcripts
 
 
 def test_the_readme(tmp_path: Path) -> None:
-    for name in ("refs", "job"):
-        (tmp_path / name).mkdir()
     shutil.copytree(DATA / "references/data", tmp_path / "references/data")
     document = (DATA / "references/combined_v1.json").read_text()
     (tmp_path / "combined.json").write_text(document.replace("@DATA@", f"{tmp_path}/references/data"))

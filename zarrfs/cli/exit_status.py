@@ -37,7 +37,7 @@ TABLE = (
         "interrupted by Ctrl-C; mount and commands that write files end so on SIGTERM and SIGHUP, too. These end "
         "others directly, which a shell reports as 143 and 129",
     ),
-    Row("141", (), "the reader of standard output closed it, as in `zarrfs ls SOURCE | head`"),
+    Row("141", (), "the reader of standard output closed it, as `head` does"),
 )  # fmt: skip
 HELPER = (  # mount.zarrfs has the statuses of mount(8)
     Row("0", (), "mounted"),
