@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.server
 import json
 import subprocess
@@ -21,6 +22,7 @@ from zarrfs.config.options import parse
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.net.credentials import Access, Credentials
 from zarrfs.net.responses import Entry, Fetched, System, Transient
+from zarrfs.net.services import SERVICES
 from zarrfs.store.remotefiles import RemoteFiles
 
 VALUE = bytes(range(256)) * 40
@@ -269,6 +271,60 @@ def test_keys_are_found_in_the_environment_and_by_botocore(
     assert fetch([], on_s3[1], 100, 300).data == VALUE[100:300]
 
 
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        (["s3.token=t"], "s3.key="),
+        (["s3.key=k", "s3.token=t"], "s3.secret="),
+        (["s3.key=k", "s3.secret=s", "s3.verify=/etc/ca.pem"], "SSL_CERT_FILE"),
+        (['s3.client_kwargs={"verify": "ca.pem"}'], "SSL_CERT_FILE"),
+        (["az.account_name=a", "az.account_key=no key"], "account_key="),
+    ],
+)
+def test_options_that_cannot_be_used_are_errors(options: list[str], rule: str) -> None:
+    with pytest.raises(ReadError, match=rule):
+        fetch(options, f"{options[0].partition('.')[0]}://b/k", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "region"),
+    [
+        ({}, {}, "us-east-1"),
+        ({"AWS_REGION": "eu-west-1"}, {}, "eu-west-1"),
+        ({"AWS_DEFAULT_REGION": "eu-west-2", "AWS_PROFILE": "two"}, {}, "eu-west-2"),
+        ({"AWS_PROFILE": "two"}, {}, "ap-south-1"),
+        ({}, {"profile": "two"}, "ap-south-1"),
+        ({"AWS_PROFILE": "two"}, {"region": "eu-west-1"}, ""),
+        ({}, {"profile": "china"}, ""),
+    ],
+)
+def test_the_region_of_a_bucket_is_asked_within_the_own_region(
+    environment: dict[str, str], options: dict[str, str], region: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """From within a network, maybe only the servers of its own region can be reached."""
+    path = tmp_path / "config"
+    path.write_text("[profile two]\nregion = ap-south-1\ns3 =\n  x = 1\n[profile china]\nregion=cn-north-1\n")
+    names = "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_ENDPOINT_URL"
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"AWS_CONFIG_FILE": str(path), **environment}.items():
+        monkeypatch.setenv(name, value)
+    asked = SERVICES["s3"](options).region_url("b")
+    assert asked == (f"https://s3.{region}.amazonaws.com/b" if region else "")
+
+
+def test_requests_to_buckets_use_the_proxy_of_http(faulty: Faulty) -> None:
+    """A proxy is requested with the whole URL."""
+    faulty.put("http://bucket.invalid/b/k", VALUE)
+    options = ["s3.anon=true", "s3.endpoint_url=http://bucket.invalid", f"http.proxy={faulty.url}"]
+    assert fetch(options, "s3://b/k", 5, 9).data == VALUE[5:9]
+
+
+def test_the_shown_url_of_a_blob_has_its_account() -> None:
+    url = "abfs://c@acct.dfs.core.windows.net/d/k"
+    assert with_system(["az.anon=true"], url, lambda system, path: trio_value(system.shown(path))) == url
+
+
 def test_signatures_are_right(s3: S3, signed_s3: SignedS3) -> None:
     """Signatures of URLs and of requests, also for special characters; a wrong secret is an error that says so."""
     for name in ("plain", "a key%20+ä"):
@@ -368,6 +424,55 @@ def test_a_value_on_gcs_is_read_and_listed(gcs: GCS) -> None:
     listing = with_system(options, url, lambda system, path: system.listing(path.rpartition("/")[0]))
     # its interface for listings has tags of its own
     assert [(entry.name, entry.size, entry.tag) for entry in listing] == [("k", len(VALUE), None)]
+
+
+class _Encoding(http.server.BaseHTTPRequestHandler):
+    """Google's: what is stored as gzip is decompressed, without ranges, unless the request accepts gzip."""
+
+    def log_message(self, *arguments: object) -> None:
+        """Print nothing."""
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        accepts, status = "gzip" in self.headers.get("Accept-Encoding", ""), 200
+        body, headers = gzip.compress(VALUE, mtime=0), {"ETag": '"1"'}
+        if self.path.startswith("/storage"):
+            item = {"name": "d/k", "size": "1", "updated": "2026-01-01T00:00:00Z"}
+            answer = json.dumps({"kind": "storage#objects", "items": [item]}).encode()
+            body = gzip.compress(answer) if accepts else answer
+        elif self.path.startswith("/b/plain"):  # a proxy encodes it
+            headers["x-goog-stored-content-encoding"] = "identity"
+        elif not accepts:
+            body = VALUE
+        elif "Range" in self.headers:
+            first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+            status, headers["Content-Range"] = 206, f"bytes {first}-{last}/{len(body)}"
+            body = body[first : last + 1]
+        headers["Content-Encoding"] = "gzip" if accepts else ""
+        self.send_response(status)
+        for name, text in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, text)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+
+def test_values_on_gcs_are_read_as_they_are_stored() -> None:
+    async def look(system: System, path: str) -> tuple[bytes, bytes, int | None, list[str], bytes]:
+        whole, part = await system.fetch(path, 0, None), await system.fetch(path, 10, 30)
+        listed = [entry.name for entry in await system.listing("b/d") or ()]
+        plain = await system.fetch("b/plain", 0, None)
+        return bytes(whole.data), bytes(part.data), (await system.stat(path)).size, listed, bytes(plain.data)
+
+    stored = gzip.compress(VALUE, mtime=0)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Encoding) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        options = ["gcs.token=anon", f"gcs.endpoint_url=http://127.0.0.1:{server.server_port}"]
+        found = with_system(options, "gs://b/stored", look)
+        server.shutdown()
+    assert found == (stored, stored[10:30], len(stored), ["k"], VALUE)
 
 
 class _Tokens(http.server.BaseHTTPRequestHandler):

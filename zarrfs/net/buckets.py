@@ -18,6 +18,7 @@ from zarrfs.net.http import HttpSystem, web_host
 from zarrfs.net.reach import Trust
 from zarrfs.net.responses import Entry, Fetched, Page, System, checked_page
 from zarrfs.net.services import Listed, Service
+from zarrfs.net.weboptions import proxy_options
 
 T = TypeVar("T")
 
@@ -122,6 +123,7 @@ class Buckets(System):
 
     def _split(self, path: str) -> tuple[str, str]:
         bucket, _, key = path.partition("/")
+        bucket = bucket.partition("@")[0]  # the container of CONTAINER@ACCOUNT
         if not _BUCKET.fullmatch(bucket):
             raise ReadError(self.shown(path), "no such bucket can be: of an access point, its alias is the bucket")
         if _DOTS.search(key):
@@ -192,7 +194,7 @@ class Buckets(System):
         before = self._client
         headers = {**self._service.headers, **({"Authorization": f"Bearer {token}"} if token else {})}
         web: dict[str, Any] = {"headers": headers, "allow_redirects": False, "encoded": True}
-        web["verify_ssl"] = self._service.verify
+        web |= {"verify_ssl": self._service.verify, **proxy_options(self._options)}
         plain = dataclasses.replace(self._options, storage={"http": web})
         client = HttpSystem(plain, Trust(plain), of_buckets=True)
         self._client = token, client

@@ -131,6 +131,23 @@ def of_s3(profile: str | None) -> Find:
     return find
 
 
+def region_of_s3(profile: str | None) -> str:
+    """Return the region that AWS's file of profiles sets; "" if it sets none."""
+    name = profile or os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE") or "default"
+    path = os.path.expanduser(os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config")
+    if not os.path.isfile(path):
+        return ""
+    import configparser
+
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read(path, encoding="utf-8")
+    except (configparser.Error, OSError, UnicodeDecodeError):
+        return ""  # botocore says what is wrong if it is needed
+    section = name if name == "default" else f"profile {name}"
+    return parser.get(section, "region", fallback="").strip()
+
+
 def of_google(token: object) -> Find:
     """Find tokens as Google's tools do; `token`: a file or its content; None: the defaults, or anonymous access."""
     try:

@@ -15,7 +15,7 @@ from zarrfs.net.responses import Transient, http_date
 
 _BUSY = (408, 425, 429)
 _RETRY_AFTER_MAX = 60.0  # seconds
-_CUT = ("ClientPayloadError", "IncompleteReadError", "ResponseStreamingError", "IncompleteRead")  # of libraries
+_CUT = ("ClientPayloadError", "IncompleteReadError", "IncompleteRead")  # of libraries
 _NO_BUCKETS = ("NoSuchBucket", "ContainerNotFound")  # of S3 and Google's XML interface, and of Azure
 _NO_BUCKET = re.compile(f"<Code>(?:{'|'.join(_NO_BUCKETS)})</Code>")
 BUCKET_RULE = "the bucket does not exist"

@@ -121,7 +121,7 @@ class HttpSystem(System):
             more = f"Range: bytes={start}-{'' if stop is None else stop - 1}\r\n"
         async with await self._web.request("GET", url, more) as response:
             if self._of_buckets:
-                response.headers.pop("content-encoding", None)  # of the value as it was stored
+                _ignore_stored_coding(response)
             return await self._received(response, url, start, stop)
 
     async def _received(self, response: Response, url: str, start: int, stop: int | None) -> Fetched:
@@ -173,7 +173,7 @@ class HttpSystem(System):
     async def _stat(self, url: str) -> Entry:
         async with await self._web.request("HEAD", url, slash=True) as response:
             if self._of_buckets:
-                response.headers.pop("content-encoding", None)
+                _ignore_stored_coding(response)
                 _check_status(response, url)
                 return _entry(response, _length(response))
             if _is_directory(response):
@@ -364,6 +364,13 @@ def _coding(response: Response) -> str:
     """
     codings = map(str.strip, response.headers.get("Content-Encoding").lower().split(","))
     return ", ".join(coding for coding in codings if coding not in ("", "identity", "aws-chunked"))
+
+
+def _ignore_stored_coding(response: Response) -> None:
+    """Remove Content-Encoding, unless Google says that the value is stored otherwise and a proxy has encoded it."""
+    coding = response.headers.get("Content-Encoding")
+    if response.headers.get("x-goog-stored-content-encoding") in ("", coding):
+        response.headers.pop("content-encoding", None)
 
 
 def _check_status(response: Response, url: str) -> None:

@@ -58,7 +58,7 @@ def of_web(url: str, options: Mapping[str, object]) -> str:
 
 def of_store(protocol: str, path: str, endpoint: str) -> str:
     """Return the identity of `path` (bucket/key) in an object store; `endpoint` "" is that of the provider."""
-    where = f" at {of_web(endpoint, {}) if '://' in endpoint else endpoint}" if endpoint else ""
+    where = f" at {of_web(endpoint, {})}" if endpoint else ""
     return f"{protocol}://{path}{where}"
 
 

@@ -88,7 +88,7 @@ class Openers:
         given, personal = self._trust.given(url)
         options = {**(configuration(urls.names(family)) if personal else {}), **given}
         if family == "abfs" and (account := _ACCOUNT.match(path)):
-            options["account_name"], path = account[2], account[1] + path[account.end() :]
+            options["account_name"] = account[2]
             if account[3]:
                 options["account_host"] = account[2] + account[3].replace(".dfs.", ".blob.", 1)
         key = family, repr(sorted(options.items())), personal

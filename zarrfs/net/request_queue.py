@@ -417,8 +417,7 @@ def _is_unknown(failure: BaseException) -> bool:
     seen: set[int] = set()  # the chain of causes and contexts may be circular
     while at is not None and id(at) not in seen:
         seen.add(id(at))
-        found = getattr(at, "os_error", at)  # of aiohttp
-        if isinstance(found, socket.gaierror) and found.errno in (socket.EAI_NONAME, socket.EAI_NODATA):
+        if isinstance(at, socket.gaierror) and at.errno in (socket.EAI_NONAME, socket.EAI_NODATA):
             return True
         at = at.__cause__ or at.__context__
     return False

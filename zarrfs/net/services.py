@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import datetime
 import functools
+import gzip
 import hashlib
 import hmac
 import json
@@ -102,16 +103,19 @@ class S3:
         style = _addressing(given.get("config_kwargs") or {})
         environment = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         self.endpoint = _endpoint(given.get("endpoint_url") or environment)
+        if given.get("verify") not in (None, True, False):
+            raise ValueError("s3.verify= is true or false; a file with certificates is named by $SSL_CERT_FILE")
         self.verify = given.get("verify") is not False
         self._region = str(given.get("region") or "")
-        self._usual = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
         self._virtual = style == "virtual" or (style != "path" and not self.endpoint)
         self._pays = bool(given.get("requester_pays"))
         self._profile = given.get("profile")
+        environment = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        self._usual = environment or credentials.region_of_s3(self._profile) or "us-east-1"
         keys = [str(given.get(name) or "") for name in ("key", "secret", "token")]
         self.static = Access() if given.get("anon") else Access(*keys) if any(keys) else None
-        if self.static and bool(keys[0]) != bool(keys[1]):
-            raise ValueError("s3.key= and s3.secret= belong together")
+        if any(keys) and not (keys[0] and keys[1]):
+            raise ValueError("s3.key= and s3.secret= belong together, and s3.token= to them")
 
     def make_find(self) -> Find:
         return credentials.of_s3(self._profile)
@@ -119,7 +123,8 @@ class S3:
     def region_url(self, bucket: str) -> str:
         # the partitions of China and of governments do not know the buckets of each other
         known = self.endpoint or self._region or self._usual.startswith(("cn-", "us-gov-", "us-iso"))
-        return "" if known else f"https://s3.amazonaws.com/{bucket}"
+        # each region knows it; from within a network, maybe only the servers of its own region can be reached
+        return "" if known else f"https://s3.{self._usual}.amazonaws.com/{bucket}"
 
     def value(self, method: str, bucket: str, key: str, access: Access, region: str) -> str:
         key, _, version = key.partition("?versionId=")  # as in s3fs
@@ -167,7 +172,8 @@ class Google:
     """Google Cloud Storage."""
 
     family, flat, verify = "gcs", True, True
-    headers: Mapping[str, str] = {}
+    # else a value that is stored with Content-Encoding: gzip is decompressed, and ranges of it are not sent
+    headers: Mapping[str, str] = {"Accept-Encoding": "gzip"}
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         _check("gcs.", options, _GOOGLE)
@@ -204,7 +210,7 @@ class Google:
         return _with(f"{self._base}/storage/v1/b/{bucket}/o", asked)
 
     def listed(self, body: bytes) -> Listed:
-        answer = json.loads(body)
+        answer = json.loads(gzip.decompress(body) if body.startswith(b"\x1f\x8b") else body)
         if not isinstance(answer, dict) or answer.get("kind") != "storage#objects":
             raise ValueError("not a list of objects")
         found = []
@@ -244,6 +250,10 @@ class Azure:
             raise ValueError("no account of Azure is named (-o abfs.account_name=)")
         self.endpoint = _endpoint(endpoint)
         key = str(given.get("account_key") or parts.get("accountkey") or "")
+        try:
+            base64.b64decode(key, validate=True)
+        except ValueError:
+            raise ValueError("abfs.account_key= is not a key: it is not base64") from None
         sas = str(given.get("sas_token") or parts.get("sharedaccesssignature") or query).lstrip("?")
         pairs = (pair.partition("=") for pair in sas.split("&") if pair and not (anonymous or key))
         self._sas = {name: unquote(value) for name, _, value in pairs}

@@ -241,7 +241,8 @@ class Web:
         for header, value in options.headers.items():
             headers[own.get(header.title(), header)] = value
         headers = {header: value for header, value in headers.items() if header.title() not in _OURS}
-        headers["Accept-Encoding"] = "identity"
+        coding = options.headers.get("Accept-Encoding", "") if self._anonymous else ""
+        headers["Accept-Encoding"] = coding or "identity"
         authorized = any(header.title() == "Authorization" for header in headers)
         # A host in ~/.netrc also gets its password if a server that may get the user's credentials has redirected to
         # it, because the login of Earthdata works like this.

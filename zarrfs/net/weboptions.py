@@ -79,6 +79,15 @@ def configuration(protocols: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
+def proxy_options(options: Options) -> dict[str, Any]:
+    """Return the options of all HTTP servers that name a proxy."""
+    given: dict[str, Any] = {}
+    for name in names("http"):
+        given.update(options.storage.get(name, {}))
+    client = given.get("client_kwargs") or {}
+    return {name: client.get(name) if given.get(name) is None else given[name] for name in ("proxy", "proxy_auth")}
+
+
 def web_options(options: Mapping[str, Any], where: str) -> WebOptions:
     """Translate the storage options of a place. Raise ReadError for what is not understood."""
     try:
