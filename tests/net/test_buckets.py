@@ -20,9 +20,11 @@ from tests.servers import GCS, S3, Azure, Faulty, Sftp, SignedS3
 from zarrfs.config.keywords import as_items
 from zarrfs.config.options import parse
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
+from zarrfs.net import services
 from zarrfs.net.credentials import Access, Credentials
 from zarrfs.net.responses import Entry, Fetched, System, Transient
 from zarrfs.net.services import SERVICES
+from zarrfs.store.remote import FsspecStore
 from zarrfs.store.remotefiles import RemoteFiles
 
 VALUE = bytes(range(256)) * 40
@@ -591,6 +593,135 @@ def test_an_anonymous_read_of_a_private_azure_container_is_denied(azure: Azure) 
     azure.put("private", "clients/k", VALUE)
     with pytest.raises(AccessDenied, match=r"^az://private/clients/k: HTTP status 403 [^<]{9,200}$"):
         fetch(told("abfs", azure.options["anonymous"]), "az://private/clients/k", 0, 10)
+
+
+# -- answers that only some servers give
+
+
+def azure_page(names: str, token: str = "", more: str = "") -> tuple[int, bytes]:
+    """Return the answer of Azure that lists the blobs in `names`, each of three bytes."""
+    blob = "<Blob><Name>{}</Name><Properties><Content-Length>3</Content-Length></Properties>{}</Blob>"
+    blobs = "".join(blob.format(name, more) for name in names.split())
+    page = f"<EnumerationResults><Blobs>{blobs}</Blobs><NextMarker>{token}</NextMarker></EnumerationResults>"
+    return 200, page.encode()
+
+
+ABSENT, DENIED = (404, b""), (403, b"")
+_MARK = "<Metadata><hdi_isfolder>true</hdi_isfolder></Metadata>"
+
+
+def by_marker(path: str) -> tuple[int, bytes]:
+    return azure_page("d/x") if "marker=t" in path else azure_page("", "t")
+
+
+def endless(path: str) -> tuple[int, bytes]:
+    return azure_page("", f"{path.partition('marker=')[2].partition('&')[0]}t")
+
+
+def of_empty_directory(path: str) -> tuple[int, bytes]:
+    return azure_page("") if "prefix=d%2F" in path else azure_page("d", "", _MARK)
+
+
+def ask_scripted(get: Callable[[str], tuple[int, bytes]], head: tuple[int, bytes], method: str) -> Any:
+    """Return the result of a method for c/d on a server of Azure with these answers, or the name of its error."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.answer(*head)
+
+        def do_GET(self) -> None:
+            self.answer(*get(self.path))
+
+        def answer(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        def log_message(self, *arguments: object) -> None:
+            """Print nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        options = [f"abfs.connection_string=AccountName=a;BlobEndpoint=http://127.0.0.1:{server.server_port}/a"]
+        try:
+            found = with_system([*options, "abfs.anon=true"], "az://c/d", lambda at, path: getattr(at, method)(path))
+        except ReadError as exc:
+            return type(exc).__name__
+        finally:
+            server.shutdown()
+        return found.directory if isinstance(found, Entry) else [entry.name for entry in found]
+
+
+@pytest.mark.parametrize(
+    ("get", "head", "method", "expected"),
+    [
+        (by_marker, ABSENT, "stat", True),
+        (by_marker, ABSENT, "listing", ["x"]),
+        (lambda path: azure_page(""), ABSENT, "stat", "TargetMissing"),
+        (lambda path: azure_page(""), ABSENT, "listing", "TargetMissing"),
+        (endless, ABSENT, "stat", "ReadError"),
+        (lambda path: DENIED, ABSENT, "stat", "AccessDenied"),
+        (lambda path: DENIED, (200, b""), "stat", "AccessDenied"),
+        (of_empty_directory, (200, b""), "stat", True),
+        (of_empty_directory, (200, b""), "listing", []),
+        (lambda path: azure_page("d/x", "", " " * (17 << 20)), ABSENT, "stat", "ReadError"),
+    ],
+    ids=["page", "page", "absent", "absent", "endless", "denied", "denied", "directory", "directory", "large"],
+)
+def test_what_a_listing_says_of_a_directory(
+    get: Callable[[str], tuple[int, bytes]], head: tuple[int, bytes], method: str, expected: object
+) -> None:
+    """Neither a page without names nor a refused listing means absence; an empty directory has a mark."""
+    assert ask_scripted(get, head, method) == expected
+
+
+def test_the_region_of_a_bucket_is_asked_again_after_a_failure(
+    faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A 503 of the server that knows all regions must not make a bucket unreadable for the life of the mount."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    faulty.put("/v", VALUE)
+    faulty.head("/v", 503)
+    asked: list[str] = []
+
+    def value(self: object, method: str, bucket: str, key: str, access: object, region: str) -> str:
+        asked.append(region)
+        return f"{faulty.url}/v"
+
+    monkeypatch.setattr(services.S3, "region_url", lambda self, bucket: f"{faulty.url}/v")
+    monkeypatch.setattr(services.S3, "value", value)
+
+    async def twice(system: System, path: str) -> None:
+        with pytest.raises(Transient):
+            await system.fetch(path, 0, 4)
+        await system.fetch(path, 0, 4)
+        await system.fetch(path, 0, 4)
+
+    with_system(["s3.anon=true"], "s3://b/v", twice)
+    assert asked == ["", ""]
+    assert [method for method, _, _ in faulty.requests].count("HEAD") == 3
+
+
+def test_a_failure_to_find_keys_does_not_turn_listings_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "config").write_text("[profile failing]\ncredential_process = false\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+
+    async def main() -> bool:
+        store = FsspecStore("s3://b/store", parse(["retries=0", "s3.profile=failing"]).options)
+        try:
+            with pytest.raises(AccessDenied):
+                await store.look("a", page=True)
+            return await store.is_flat()
+        finally:
+            await store.aclose()
+
+    assert trio.run(main)
 
 
 # -- SFTP

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 import threading
 import time
 import zipfile
@@ -24,6 +25,7 @@ from zarrfs.net.http import HttpSystem
 from zarrfs.net.reach import Trust
 from zarrfs.net.responses import Fetched
 from zarrfs.sources import plan_source
+from zarrfs.store.remotefiles import RemoteFiles
 from zarrfs.store.targets import Targets
 from zarrfs.system.localfiles import LocalFiles
 
@@ -347,8 +349,43 @@ def test_an_anonymous_read_of_azure_needs_an_account(monkeypatch: pytest.MonkeyP
     """An account name that would inject another endpoint is refused, too."""
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "UseDevelopmentStorage=true")
     for url in ("az://c/x", "abfs://c@theirs;BlobEndpoint=other.dfs.core.windows.net/x"):
-        with pytest.raises(ReadError, match=r"no account of Azure is named \(-o abfs.account_name=\)"):
+        with pytest.raises(ReadError, match=r"no account of Azure is named|host is not one of Azure"):
             azure_url(url, REMOTE)
+
+
+@pytest.mark.parametrize(
+    ("origin", "more", "reached"),
+    [(REMOTE, [], False), (REMOTE, ["allow=credentials"], False), (REMOTE, ["allow=private"], True), ("", [], True)],
+)
+@pytest.mark.parametrize("end", ["", "?.core.windows.net", "#.core.windows.net"])
+def test_a_set_from_the_network_names_no_private_host_as_that_of_azure(
+    origin: str, more: list[str], reached: bool, end: str
+) -> None:
+    """A ReadError without AccessDenied: the server that was reached speaks no TLS."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0)
+        url = f"abfs://c@127.0.0.1:{server.getsockname()[1]}{end}/x"
+        with pytest.raises(ReadError) as caught:
+            read(url, origin=origin, options=said("abfs.anon=true", "read_timeout=1", *more))
+        assert isinstance(caught.value, AccessDenied) != reached
+        if not reached:
+            with pytest.raises(BlockingIOError):
+                server.accept()
+
+
+def test_a_set_names_a_limited_number_of_accounts() -> None:
+    """Each has a client with connections of its own."""
+
+    async def main() -> None:
+        files = RemoteFiles(Options(retries=0))
+        try:
+            for number in range(10_000):
+                await files.find(f"abfs://c@a{number}.dfs.core.windows.net/x")
+        finally:
+            await files.aclose()
+
+    with pytest.raises(ReadError, match="accounts"):
+        trio.run(main)
 
 
 def azure_url(url: str, origin: str, *items: str) -> str:

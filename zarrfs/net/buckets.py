@@ -8,6 +8,8 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+import trio
+
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
@@ -24,6 +26,8 @@ T = TypeVar("T")
 
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]*")
 _REFUSED = (400, 401, 403)  # S3 answers 400 if a token has expired
+_PAGE_MAX = 16 << 20  # bytes of a page of a listing: 1000 keys and, on Azure, their metadata
+_EMPTY_PAGES = 100  # in a row; Azure and Google send some where a listing goes on in another partition
 _DOTS = re.compile(r"(?:\A|/)\.{1,2}(?:/|\Z)")
 
 
@@ -61,12 +65,7 @@ class Buckets(System):
             if found is not None and (found.size or self._service.family != "abfs"):
                 return found._replace(name=name)
         # a blob of no bytes may mark a directory
-        try:
-            below = await self._list(path, key and f"{key}{'' if found else '/'}", {})
-        except AccessDenied:
-            if not key:
-                raise
-            below = Listed([], [], False, "")
+        below = await self._list(path, key and f"{key}{'' if found else '/'}", {})
         if found is not None:
             return Entry(name, True) if f"{key}/" in below.directories else found._replace(name=name)
         if key and not below.entries and not below.directories:
@@ -88,10 +87,8 @@ class Buckets(System):
                 raise ReadError(self.shown(path), "its listing names something that is not directly in it")
             if not page.more:
                 break
-            if not page.token or page.token == query.get("token"):
-                raise ReadError(self.shown(path), "its listing is truncated, without a token for the next page")
-            query["token"] = page.token
-        if empty and key:
+            query = self._next(path, query, page)
+        if empty and key and not (await self.stat(path)).directory:
             raise TargetMissing(self.shown(path), "not found")
         return found + [Entry(name, True) for name in names]
 
@@ -139,6 +136,21 @@ class Buckets(System):
         return await self._ask(path, bucket, url, ask)
 
     async def _list(self, path: str, prefix: str, query: dict[str, str]) -> Listed:
+        """Request a page of a listing, and the next ones while they are empty."""
+        for _ in range(_EMPTY_PAGES):
+            found = await self._page(path, prefix, query)
+            if found.entries or found.directories or not found.more:
+                return found
+            query = self._next(path, query, found)
+        raise ReadError(self.shown(path), f"its listing has {_EMPTY_PAGES} pages without a name")
+
+    def _next(self, path: str, query: dict[str, str], page: Listed) -> dict[str, str]:
+        """Return the query of the page after `page`."""
+        if not page.token or page.token == query.get("token"):
+            raise ReadError(self.shown(path), "its listing is truncated, without a token for the next page")
+        return {**query, "token": page.token}
+
+    async def _page(self, path: str, prefix: str, query: dict[str, str]) -> Listed:
         """Request a page of a listing. Raise ReadError also if the bucket does not exist."""
         bucket, _ = self._split(path)
 
@@ -146,13 +158,13 @@ class Buckets(System):
             return self._service.page(bucket, prefix, query, access, region)
 
         try:
-            body = await self._ask(path, bucket, url, lambda client, url: client.fetch(url, 0, None))
-            found = self._service.listed(bytes(body.data))
+            body = await self._ask(path, bucket, url, lambda client, url: client.answer(url, _PAGE_MAX))
+            found = await trio.to_thread.run_sync(self._service.listed, body, abandon_on_cancel=True)
         except TargetMissing as exc:
             if self._service.family != "gcs":  # the others state in XML that the bucket does not exist
                 raise
             raise ReadError(self.shown(path), BUCKET_RULE) from exc
-        except (ValueError, KeyError, TypeError) as exc:
+        except (ValueError, KeyError, TypeError, RecursionError) as exc:
             raise ReadError(self.shown(path), f"its listing cannot be read: {exc}") from exc
         for name in (*(name for name, _ in found.entries), *found.directories):
             if not name.startswith(prefix):
@@ -168,11 +180,12 @@ class Buckets(System):
         if access is None:
             access = await self._credentials.get(where)
         client = await self._client_with(access.bearer)
-        region = self._regions.get(bucket)
+        region = self._regions.get(bucket, "")
         try:
-            if region is None:
-                at = self._service.region_url(bucket)
-                region = self._regions[bucket] = await client.header(at, "x-amz-bucket-region") if at else ""
+            if not region and (at := self._service.region_url(bucket)):
+                region = await client.header(at, "x-amz-bucket-region")
+                if region:
+                    self._regions[bucket] = region
             try:
                 return await ask(client, url(access, region))
             except ReadError as exc:

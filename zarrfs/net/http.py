@@ -88,11 +88,27 @@ class HttpSystem(System):
         return identity.of_web(path, self._trust.given(path).options)
 
     async def header(self, path: str, name: str) -> str:
-        """Return a header of the answer to HEAD, whatever its status; "" if the answer has none."""
+        """Return a header of the answer to HEAD, unless the server is busy; "" if the answer has none."""
 
         async def ask(url: str) -> str:
             async with await self._web.request("HEAD", url) as response:
+                if response.status >= 500 or response.status == 429:
+                    _check_status(response, url)
                 return response.headers.get(name)
+
+        return await self._call(ask, path)
+
+    async def answer(self, path: str, most: int) -> bytes:
+        """Return the body of an answer. Raise ReadError if it has more than `most` bytes."""
+
+        async def ask(url: str) -> bytes:
+            async with await self._web.request("GET", url) as response:
+                await _check_bucket(response, url)
+                _check_status(response, url)
+                body, _ = await _part(response, 0, most + 1)
+            if len(body) > most:
+                raise too_large(without_secrets(url), most)
+            return bytes(body)
 
         return await self._call(ask, path)
 

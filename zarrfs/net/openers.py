@@ -13,7 +13,7 @@ import trio
 from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import split_chain, without_secrets
-from zarrfs.errors import ReadError
+from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net.buckets import Buckets
 from zarrfs.net.http import HttpSystem
 from zarrfs.net.reach import Trust
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
 _ANONYMOUSLY = "(requested anonymously: no option names its bucket; -o allow=credentials, see docs/security.md)"
 _ACCOUNT = re.compile(r"([^@/]+)@([^./]+)(\.[^/]+)?")  # of abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/
+_AZURE = re.compile(  # hosts whose addresses only Azure chooses
+    r"[a-z0-9.-]+\.(core\.(windows\.net|usgovcloudapi\.net|chinacloudapi\.cn)|storage\.azure\.net|fabric\.microsoft\.com)",
+    re.IGNORECASE,
+)
+_CLIENTS = 100  # clients of buckets, each with connections and credentials: only a hostile set needs more
 _LINKS = 8  # URLs chained by "::": archives within archives
 
 
@@ -90,9 +95,15 @@ class Openers:
         if family == "abfs" and (account := _ACCOUNT.match(path)):
             options["account_name"] = account[2]
             if account[3]:
-                options["account_host"] = account[2] + account[3].replace(".dfs.", ".blob.", 1)
+                host = account[2] + account[3].replace(".dfs.", ".blob.", 1)
+                if not _AZURE.fullmatch(host) and self._trust.must_be_public(urls.place(url)):
+                    rule = "its host is not one of Azure: a set from the network reaches others with -o allow=private"
+                    raise AccessDenied(without_secrets(url), rule)
+                options["account_host"] = host
         key = family, repr(sorted(options.items())), personal
         if key not in self._systems:
+            if sum(isinstance(system, Buckets) for system in self._systems.values()) >= _CLIENTS:
+                raise ReadError(without_secrets(url), f"more than {_CLIENTS} accounts of buckets for one set")
             try:
                 service = SERVICES[family](options)
             except (ValueError, TypeError, AttributeError) as exc:

@@ -117,11 +117,9 @@ class Trust:
             return Given(_impersonal(family, wide), False)
         return Given({**wide, **(named or {})}, True)
 
-    def must_be_public(self, scheme: str, name: str, port: int) -> bool:
-        """Return whether connections to this web server may lead to public addresses only."""
-        if not self.remote or self._allows("private"):
-            return False
-        return urls.place_of(scheme, name, port) not in (self._own, self._base)
+    def must_be_public(self, place: str) -> bool:
+        """Return whether connections to this server may lead to public addresses only."""
+        return self.remote and not self._allows("private") and place not in (self._own, self._base)
 
     def _allows(self, what: str) -> bool:
         return what in self._options.allow or "all" in self._options.allow

@@ -229,7 +229,7 @@ class Web:
         personal = given.personal and not self._anonymous
         configured = configuration(names("http")) if personal else {}
         options = web_options({**configured, **given.options}, where)
-        guarded = self._trust.must_be_public(scheme, name, port)
+        guarded = self._trust.must_be_public(place_of(scheme, name, port))
         address = literal(name) if guarded else None
         if address is not None and not is_public(address):
             shown = f"{where}: is redirected to {without_secrets(url)}" if first is not None else where

@@ -196,6 +196,8 @@ class FsspecStore(Store):
             try:
                 page = await self.files.page_at(system, path, f"{directory}/" if directory else "")
             except (AccessDenied, TargetMissing) as exc:  # a server may allow reads without allowing listings
+                if exc.status is None and isinstance(exc, AccessDenied):  # no credentials were found at this time
+                    raise
                 log.debug("%s", exc)
                 self._pages = False
                 return True
