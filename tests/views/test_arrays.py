@@ -254,6 +254,7 @@ def test_nested_chunks_that_appear_under_an_open_array_are_an_error_and_not_fill
             await trio.sleep(1.1)
             with pytest.raises(TargetChanged, match="x has changed"):
                 await value.read(value.size - 4, 4)
+        async with view_of(tmp_path) as view:
             assert bytes(await view.get("x.npy"))[-4:] == b"1234"
 
     trio.run(main, clock=MockClock(autojump_threshold=0))

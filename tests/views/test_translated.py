@@ -171,6 +171,41 @@ def test_chunks_of_an_array_whose_document_has_changed_are_errors_until_a_new_vi
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
+@pytest.mark.parametrize("change", ["link", "mode", "time", "attribute", "other writer"])
+@pytest.mark.parametrize("name", ["zarr.json", ".zarray"])
+def test_chunks_stay_readable_when_a_document_changes_in_nothing_but_attributes(
+    tmp_path: Path, name: str, change: str
+) -> None:
+    make = v3 if name == "zarr.json" else v2
+    chunk = "c/0/0" if name == "zarr.json" else "0.0"
+    base = written(tmp_path, {f"a/{name}": make(), f"a/{chunk}": b"1"})
+    source = base / "a" / name
+
+    async def main() -> None:
+        view = TranslatedView(FileSystemStore(str(base)), 3)
+        assert bytes(await view.get(f"a/{chunk}")) == b"1"
+        if change == "link":
+            os.link(source, tmp_path / "elsewhere")
+        elif change == "mode":
+            source.chmod(0o600)
+        elif change == "time":
+            os.utime(source, ns=(5, 5))
+        else:
+            more = {"attributes": {"w": 1}} if change == "attribute" and name == "zarr.json" else {}
+            source.write_text(json.dumps(json.loads(make(**more)), indent=3))
+        for _ in range(3):
+            await trio.sleep(1.1)
+            assert bytes(await view.get(f"a/{chunk}")) == b"1"
+        source.write_bytes(make(shape=[20, 30]))  # the array itself is looked at after that, too
+        os.utime(source, ns=(7, 7))
+        await trio.sleep(1.1)
+        with pytest.raises(TargetChanged, match="a has changed"):
+            await view.get(f"a/{chunk}")
+        await view.aclose()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
 def test_chunks_of_a_large_array_are_listed_lazily(tmp_path: Path) -> None:
     tree = {"a/__zmeta__": v0(shape=[10_000], chunks=[1]), "a/__zdata__/7.blosc": b""}
 

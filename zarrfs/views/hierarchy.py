@@ -72,7 +72,8 @@ class Hierarchy:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._nodes: LRU[str, tuple[float, Node]] = LRU(_KNOWN)  # with the time of the next look
-        self._checked: LRU[str, float] = LRU(_KNOWN)  # when the document of an array was last checked
+        # when the document of an array was last looked at, and the node that it made; None: another array
+        self._checked: LRU[str, tuple[float, Node | None]] = LRU(_KNOWN)
         self._remote = store.remote
         self._consolidated: dict[str, dict[str, JSON]] | None = None  # documents of a remote store, by path and name
         self._consolidated_by: NodeDocument | None = None  # the document that holds them
@@ -193,25 +194,42 @@ class Hierarchy:
         return self._nodes.put(path, (math.inf if settled or self.store.immutable else until, node))[1]
 
     async def check(self, key: str, node: Node) -> None:
-        """Raise TargetChanged, about `key`, if the document of an array is not that of the first look.
+        """Raise TargetChanged, about `key`, if an array is not that of the first look, apart from its attributes.
 
-        It is looked at once a second.
+        Its document is looked at once a second, and read again only if it is another version.
         """
-        seen, now = node.seen, trio.current_time()
-        if self.store.immutable or seen is None or now - self._checked.get(node.path, -_FRESH) < _FRESH:
+        if self.store.immutable or node.seen is None:
             return
+        now = trio.current_time()
+        checked, known = self._checked.get(node.path, (-_FRESH, node))
+        if now - checked >= _FRESH and await self._is_current(known or node):
+            self._checked.put(node.path, (now, known or node))
+        elif now - checked >= _FRESH:
+            async with self._lock:  # one reader reads the document again, for all that wait
+                checked, known = self._checked.get(node.path, (-_FRESH, node))
+                if checked < now:
+                    known = await Hierarchy(self.store).node(node.path)
+                    known = known if known is not None and _layout(known) == _layout(node) else None
+                    self._checked.put(node.path, (trio.current_time(), known))
+        if known is None:
+            raise TargetChanged(key, f"{node.path or '/'} has changed: zarrfs refresh shows the new version")
+
+    async def _is_current(self, node: Node) -> bool:
+        """Return whether the document of an array is the version that `node` was made from, with its chunk names."""
+        seen = node.seen
+        assert seen is not None
         try:
             info = await self.store.info(seen.key)
-            data = await self.store.get(seen.key) if seen.content else b""
-            same = info == seen.info and (not seen.content or hash(bytes(data)) == seen.content)
+            if _version(info) != _version(seen.info):
+                return False
+            if seen.content and hash(bytes(await self.store.get(seen.key))) != seen.content:
+                return False
         except (NotFound, NotDirectory, IsDirectory):
-            same = False
-        if same and self._nodes.get(node.path, (0.0,))[0] != math.inf:  # its chunk names were not known
-            found = await self._at(node.path)
-            same = found is not None and found.metadata == node.metadata
-        if not same:
-            raise TargetChanged(key, f"{node.path or '/'} has changed: zarrfs refresh shows the new version")
-        self._checked.put(node.path, now)
+            return False
+        if self._nodes.get(node.path, (0.0,))[0] == math.inf:
+            return True
+        found = await self._at(node.path)  # its chunk names were not known
+        return found is not None and found.metadata == node.metadata
 
     async def _look(self, path: str) -> tuple[Node, bool]:
         """Look up the node at `path`; return it, and whether it is certain. Raise NotFound or NotDirectory."""
@@ -484,6 +502,18 @@ def _versioned(document: NodeDocument, data: Buffer) -> NodeDocument:
     """Add a hash of the contents to a document whose version nothing else tells."""
     info = document.info
     return document if info.identity or info.mtime_ns is not None else document._replace(content=hash(bytes(data)))
+
+
+def _version(info: Info) -> tuple[int | None, ...]:
+    return info.size, info.mtime_ns, info.identity
+
+
+def _layout(node: Node) -> str | None:
+    """Return what decides about the chunks of an array, as text; None if it is no array."""
+    array = node.metadata
+    if not isinstance(array, ArrayMetadata):
+        return None
+    return repr((array.shape, array.grid.chunks, array.dtype, array.fill, array.fill_object, array.codecs, array.keys))
 
 
 def _check_sizes(found: tuple[NodeDocument, ...]) -> None:
