@@ -20,7 +20,6 @@ from tests.servers import GCS, S3, Azure, Faulty, Sftp, SignedS3
 from zarrfs.config.keywords import as_items
 from zarrfs.config.options import parse
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
-from zarrfs.net import services
 from zarrfs.net.credentials import Access, Credentials
 from zarrfs.net.responses import Entry, Fetched, System, Transient
 from zarrfs.net.services import SERVICES
@@ -691,8 +690,8 @@ def test_the_region_of_a_bucket_is_asked_again_after_a_failure(
         asked.append(region)
         return f"{faulty.url}/v"
 
-    monkeypatch.setattr(services.S3, "region_url", lambda self, bucket: f"{faulty.url}/v")
-    monkeypatch.setattr(services.S3, "value", value)
+    monkeypatch.setattr(SERVICES["s3"], "region_url", lambda self, bucket: f"{faulty.url}/v")
+    monkeypatch.setattr(SERVICES["s3"], "value", value)
 
     async def twice(system: System, path: str) -> None:
         with pytest.raises(Transient):
