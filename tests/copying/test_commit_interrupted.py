@@ -7,6 +7,7 @@ import hashlib
 import http.server
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -109,3 +110,54 @@ def test_values_are_fetched_concurrently(tmp_path: Path, together: str) -> None:
     for number in (0, 17, VALUES - 1):
         found = run("cat", tmp_path / "new.json", f"v/{number}").stdout
         assert found == f"/{number}".ljust(5000, ".")
+
+
+class Replaced(http.server.BaseHTTPRequestHandler):
+    """A handler of a store whose one chunk is replaced once all its bytes were sent."""
+
+    protocol_version = "HTTP/1.1"
+    size = 12 << 20
+    version, left = b"A", 12 << 20
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        array = {
+            "zarr_format": 2, "shape": [self.size], "chunks": [self.size], "dtype": "|u1", "compressor": None,
+            "fill_value": 0, "order": "C", "filters": None,
+        }  # fmt: skip
+        files = {"/.zgroup": b'{"zarr_format": 2}', "/a/.zarray": json.dumps(array).encode()}
+        data = self.version * self.size if self.path == "/a/0" else files.get(self.path)
+        first, last = 0, len(data or b"") - 1
+        if wanted := re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
+            first, last = int(wanted[1]), min(int(wanted[2]), last)
+        self.send_response(404 if data is None else 206 if wanted else 200)
+        self.send_header("ETag", f'"{self.version.decode()}"')
+        self.send_header("Content-Range", f"bytes {first}-{last}/{len(data or b'')}")
+        self.send_header("Content-Length", str(last - first + 1))
+        self.end_headers()
+        if data is not None and self.command == "GET":
+            self.wfile.write(data[first : last + 1])
+            if self.path == "/a/0":
+                type(self).left -= last + 1 - first
+                if self.left <= 0:
+                    type(self).version = b"B"
+
+    def log_message(self, format: str, *values: object) -> None:
+        pass
+
+
+def test_a_file_that_is_replaced_while_it_is_divided_into_blobs_is_an_error(tmp_path: Path) -> None:
+    for name in ("upper", "blobs"):
+        (tmp_path / name).mkdir()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Replaced) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        more = ["-o", "metadata_ttl=0", "-o", "members=a", "--format", "archive", "--blobs", tmp_path / "blobs"]
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        done = run("commit", url, "--upperdir", tmp_path / "upper", "-O", tmp_path / "new.json", *more)
+        server.shutdown()
+    assert done.returncode == 1
+    assert "a/0: has changed" in done.stderr
+    assert not (tmp_path / "new.json").exists()

@@ -67,7 +67,7 @@ async def commit(
     overlay.upper.lock(False)
     tree = MergedTree(overlay, plan.source, warn, skip_unsupported)
     try:
-        with watch(tree):
+        with contextlib.closing(tree), watch(tree):
             if new.format == "references":
                 await _commit_set(tree, plan, new)
             else:

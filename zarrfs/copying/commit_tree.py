@@ -11,6 +11,7 @@ from zarrfs.errors import ReadError, SourceError, ZarrfsError, reason_of
 from zarrfs.store.api import Info, Kind, Value, join_key
 from zarrfs.store.overlay import Overlay
 from zarrfs.store.values import open_sized
+from zarrfs.system.beneath import file_version
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.sparse import data_extents
 
@@ -29,6 +30,13 @@ class MergedTree:
         self.overlay, self.source, self.warn = overlay, source, warn
         self.files, self.bytes = 0, 0  # entries yielded and bytes read so far
         self._skip = skip
+        self._value: tuple[str, Value] | None = None  # the value that was read last, held open: see _opened()
+
+    def close(self) -> None:
+        """Close the value that was read last."""
+        if self._value is not None:
+            self._value[1].close()
+            self._value = None
 
     async def nodes(self, rule: Callable[[Entry], str | None]) -> AsyncIterator[Entry]:
         """Yield every entry except the root, a directory before its children, names in order.
@@ -81,37 +89,46 @@ class MergedTree:
     async def extents(self, node: Entry, size: int) -> list[tuple[int, int]]:
         """Return (start, stop) of the data extents of a file of `size` bytes, in order. Raise SourceError."""
         with reading(self.place(node), node.key):
-            with contextlib.closing(await self._opened(node, size)) as value:
-                if (descriptor := value.fileno()) is not None:
-                    return data_extents(descriptor, size)
+            value = await self._opened(node, size)
+            if (descriptor := value.fileno()) is not None:
+                return data_extents(descriptor, size)
             where = await self.overlay.locate(node.key)
         if "regions" in where:
             return [(region["start"], region["start"] + region["length"]) for region in where["regions"]]
         return [(0, size)] if size and "hole" not in where else []
 
     async def _opened(self, node: Entry, size: int) -> Value:
-        value = await open_sized(self.overlay, node.key, size)
-        if value.fileno() is not None and (value.size, value.info.mtime_ns) != (size, node.mtime_ns):
-            value.close()
-            raise SourceError(self.place(node), "has changed since it was listed", node.key)
-        return value
+        """Open a value, and hold it until another one is opened, so that all its bytes are of one version."""
+        if self._value is None or self._value[0] != node.key:
+            self.close()
+            self._value = node.key, await open_sized(self.overlay, node.key, size)
+            value = self._value[1]
+            if value.fileno() is not None and (value.size, value.info.mtime_ns) != (size, node.mtime_ns):
+                raise self._changed(node)
+        return self._value[1]
+
+    def _changed(self, node: Entry) -> SourceError:
+        return SourceError(self.place(node), "has changed since it was listed", node.key)
 
     async def pieces(self, node: Entry, start: int, stop: int) -> AsyncIterator[Buffer]:
-        """Yield exactly the bytes [start, stop) of a file, in pieces. Raise SourceError if they cannot be read."""
-        with reading(self.place(node), node.key):
-            value = await self._opened(node, await self.size(node))
-        with contextlib.closing(value):
-            while start < stop:
-                with reading(self.place(node), node.key):
-                    piece = await value.read(start, min(PIECE, stop - start))
-                if not len(piece):
-                    raise SourceError(self.place(node), f"ended at byte {start:,} while it was read", node.key)
-                yield piece
-                start += len(piece)
-                self.bytes += len(piece)
+        """Yield exactly the bytes [start, stop) of a file, in pieces. Raise SourceError if they cannot be read.
+
+        `stop` is the size of the file, unless extents() was called for it just before.
+        """
+        while start < stop:
+            with reading(self.place(node), node.key):
+                value = await self._opened(node, stop)
+                piece = await value.read(start, min(PIECE, stop - start))
+                if (descriptor := value.fileno()) is not None and file_version(os.fstat(descriptor)) != value.version:
+                    raise self._changed(node)
+            if not len(piece):
+                raise SourceError(self.place(node), f"ended at byte {start:,} while it was read", node.key)
+            yield piece
+            start += len(piece)
+            self.bytes += len(piece)
 
     async def read(self, node: Entry, start: int, stop: int) -> bytes:
-        """Return the bytes [start, stop) of a file. Raise SourceError."""
+        """Return the bytes [start, stop) of a file, as pieces() yields them. Raise SourceError."""
         return b"".join([bytes(piece) async for piece in self.pieces(node, start, stop)])
 
     def place(self, node: Entry) -> str:
