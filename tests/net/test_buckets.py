@@ -723,6 +723,38 @@ def test_a_failure_to_find_keys_does_not_turn_listings_off(monkeypatch: pytest.M
     assert trio.run(main)
 
 
+def test_a_private_container_that_azure_hides_is_denied_and_not_absent() -> None:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *arguments: object) -> None:
+            """Print nothing."""
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def do_GET(self) -> None:
+            self.send_response(404)
+            for name, text in {"x-ms-error-code": "ResourceNotFound", "Content-Length": "0"}.items():
+                self.send_header(name, text)
+            self.end_headers()
+
+    async def check(system: System, path: str) -> None:
+        for question in (system.stat, system.listing, lambda at: system.fetch(at, 0, 10)):
+            with pytest.raises(AccessDenied):
+                await question(path)
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        at = f"http://127.0.0.1:{server.server_port}"
+        with_system(["az.anon=true", f"az.connection_string=BlobEndpoint={at}/a"], "az://c/d/k", check)
+        with_system([], f"{at}/c/d/k", lambda system, path: check_denied(system.fetch(path, 0, 10)))
+        server.shutdown()
+
+
+async def check_denied(question: Any) -> None:
+    with pytest.raises(AccessDenied):
+        await question
+
+
 # -- SFTP
 
 

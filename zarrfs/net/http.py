@@ -19,7 +19,7 @@ import trio
 
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
-from zarrfs.errors import ReadError
+from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net import identity
 from zarrfs.net.failures import check_bucket, failure, raise_for_status, raise_from
 from zarrfs.net.reach import Trust
@@ -391,6 +391,8 @@ def _ignore_stored_coding(response: Response) -> None:
 
 def _check_status(response: Response, url: str) -> None:
     """Raise the error of an answer that lacks the value: a failure, a redirect not followed, or 202 (Accepted)."""
+    if response.headers.get("x-ms-error-code") == "ResourceNotFound":  # sent with 404; else it is BlobNotFound
+        raise AccessDenied(without_secrets(url), "Azure shows no private container to anonymous requests", 403)
     if response.status not in _SERVED:
         raise_for_status(response.status, url, response.reason, response.headers.get("Retry-After"))
 
