@@ -171,6 +171,43 @@ def test_chunks_of_an_array_whose_document_has_changed_are_errors_until_a_new_vi
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
+@pytest.mark.parametrize("change", ["type", "nested", "removed", "evicted", "evicted and removed", "evicted, a group"])
+@pytest.mark.parametrize("version", [2, 3])
+def test_chunks_of_an_array_without_chunks_at_first_are_never_those_of_another_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: Literal[2, 3], change: str
+) -> None:
+    """A document without dimension_separator does not tell whether chunks are nested."""
+    monkeypatch.setattr("zarrfs.views.hierarchy._KNOWN", 3)
+    base = written(tmp_path, {".zgroup": GROUP_2, **{f"{name}/.zarray": v2() for name in "abcdef"}})
+
+    async def main() -> None:
+        view = TranslatedView(FileSystemStore(str(base)), version)
+        shown = "zarr.json" if version == 3 else ".zarray"
+        assert await document(view, f"a/{shown}")
+        with pytest.raises(NotFound):
+            await view.get("a/0.0")
+        if change == "nested":
+            (base / "a/0").mkdir()
+            (base / "a/0/0").write_bytes(b"1")
+        elif change.endswith("removed"):
+            shutil.rmtree(base / "a")
+        elif change.endswith("group"):
+            (base / "a/.zarray").rename(base / "a/.zgroup")
+            (base / "a/.zgroup").write_bytes(GROUP_2)
+        else:
+            (base / "a/.zarray").write_bytes(v2(dtype="<f4", fill_value=-1.0))
+            (base / "a/0.0").write_bytes(b"1")
+        for _ in range(3):
+            await trio.sleep(1.1)
+            for name in "bcdef" if change.startswith("evicted") else "":
+                assert await document(view, f"{name}/{shown}")
+            with pytest.raises(TargetChanged, match="a has changed"):
+                await view.get("a/0.0")
+        await view.aclose()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
 @pytest.mark.parametrize("change", ["link", "mode", "time", "attribute", "other writer"])
 @pytest.mark.parametrize("name", ["zarr.json", ".zarray"])
 def test_chunks_stay_readable_when_a_document_changes_in_nothing_but_attributes(

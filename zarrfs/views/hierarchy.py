@@ -34,6 +34,7 @@ _FRESH = 1.0  # seconds for which the document of an array in use, and what is n
 _KNOWN = 65_536  # nodes to remember
 _AT_ONCE = 64  # nodes to look up concurrently on a server
 _LOOKS = 8  # chunks to probe for the naming scheme
+_CHANGED = "has changed: zarrfs refresh shows the new version"  # the problem of an array
 
 
 class Node(NamedTuple):
@@ -49,6 +50,7 @@ class Node(NamedTuple):
     leaf: bool = False  # an array, an invalid array or an unreadable entry: all keys below it are chunks
     text: bytes = b""  # its zarr.json, as the source has it
     seen: NodeDocument | None = None  # its document as of the first look, or the consolidated one
+    settled: bool = False  # valid, with documents, and with chunk names that are certain
 
 
 class NodeDocument(NamedTuple):
@@ -64,9 +66,9 @@ class Hierarchy:
     """The nodes of the hierarchy at the root of `store`.
 
     Documents are those of the first look. If the store may change, check() notices that the document of an array in
-    use has changed; a group without a document, an invalid document, and an array whose chunk names are not known yet
-    are looked up again after a second. If the store is remote, consolidated metadata at the root is trusted, as Zarr
-    readers do, which saves a request for every document.
+    use has changed, or that its chunks have other names than were assumed; a group without a document and an invalid
+    document are looked up again after a second. If the store is remote, consolidated metadata at the root is trusted,
+    as Zarr readers do, which saves a request for every document.
     """
 
     def __init__(self, store: Store) -> None:
@@ -74,6 +76,7 @@ class Hierarchy:
         self._nodes: LRU[str, tuple[float, Node]] = LRU(_KNOWN)  # with the time of the next look
         # when the document of an array was last looked at, and the node that it made; None: another array
         self._checked: LRU[str, tuple[float, Node | None]] = LRU(_KNOWN)
+        self._layouts: dict[str, int | None] = {}  # a hash of the first look at each array, which is never evicted
         self._remote = store.remote
         self._consolidated: dict[str, dict[str, JSON]] | None = None  # documents of a remote store, by path and name
         self._consolidated_by: NodeDocument | None = None  # the document that holds them
@@ -186,19 +189,29 @@ class Hierarchy:
         if self._remote and self._consolidated is None:
             await self._begin()
         until = trio.current_time() + _FRESH
+        first = self._layouts.get(path)
         try:
-            node, settled = await self._look(path)
+            node = await self._look(path)
         except (NotFound, NotDirectory, IsDirectory):
             self._nodes.pop(path, None)
-            return None
-        return self._nodes.put(path, (math.inf if settled or self.store.immutable else until, node))[1]
+            if first is None:
+                return None
+            node = Node(path, None, _CHANGED, (path,), path, leaf=True)
+        if isinstance(node.metadata, ArrayMetadata) and not self.store.immutable:
+            first = self._layouts.setdefault(path, _layout(node))
+        if first is not None and first != _layout(node):
+            node = Node(path, None, _CHANGED, node.documents, node.chunks, leaf=True)
+        settled = node.settled or isinstance(node.metadata, ArrayMetadata) or self.store.immutable
+        return self._nodes.put(path, (math.inf if settled else until, node))[1]
 
     async def check(self, key: str, node: Node) -> None:
         """Raise TargetChanged, about `key`, if an array is not that of the first look, apart from its attributes.
 
         Its document is looked at once a second, and read again only if it is another version.
         """
-        if self.store.immutable or node.seen is None:
+        if node.problem == _CHANGED:
+            raise TargetChanged(key, f"{node.path or '/'} {_CHANGED}")
+        if self.store.immutable or node.seen is None or node.problem:
             return
         now = trio.current_time()
         checked, known = self._checked.get(node.path, (-_FRESH, node))
@@ -212,7 +225,7 @@ class Hierarchy:
                     known = known if known is not None and _layout(known) == _layout(node) else None
                     self._checked.put(node.path, (trio.current_time(), known))
         if known is None:
-            raise TargetChanged(key, f"{node.path or '/'} has changed: zarrfs refresh shows the new version")
+            raise TargetChanged(key, f"{node.path or '/'} {_CHANGED}")
 
     async def _is_current(self, node: Node) -> bool:
         """Return whether the document of an array is the version that `node` was made from, with its chunk names."""
@@ -224,20 +237,17 @@ class Hierarchy:
                 return False
             if seen.content and hash(bytes(await self.store.get(seen.key))) != seen.content:
                 return False
+            return node.settled or await self._with_keys(node) == node
         except (NotFound, NotDirectory, IsDirectory):
             return False
-        if self._nodes.get(node.path, (0.0,))[0] == math.inf:
-            return True
-        found = await self._at(node.path)  # its chunk names were not known
-        return found is not None and found.metadata == node.metadata
 
-    async def _look(self, path: str) -> tuple[Node, bool]:
-        """Look up the node at `path`; return it, and whether it is certain. Raise NotFound or NotDirectory."""
+    async def _look(self, path: str) -> Node:
+        """Look up the node at `path`. Raise NotFound or NotDirectory."""
         # a node in consolidated metadata
         documents, by = (self._consolidated or {}).get(path), self._consolidated_by
         if documents is not None and by is not None:
-            node, settled = await self._consolidated_node(path, documents)
-            return node._replace(seen=by, mtime_ns=node.mtime_ns if path else by.info.mtime_ns), settled
+            node = await self._consolidated_node(path, documents)
+            return node._replace(seen=by, mtime_ns=node.mtime_ns if path else by.info.mtime_ns)
         # a node with a directory, which may be the root of an experimental store
         if self._draft is None or not path:
             above, name = split_key(path)
@@ -249,7 +259,7 @@ class Hierarchy:
                 raise NotFound(path)
             directory, info = resolved
             if info.unreadable:
-                return Node(path, None, info.unreadable, (path,), directory, info.mtime_ns, None, leaf=True), False
+                return Node(path, None, info.unreadable, (path,), directory, info.mtime_ns, None, leaf=True)
             found = await self._documents(directory)
         # a node of an experimental store
         if self._draft is not None:
@@ -257,7 +267,7 @@ class Hierarchy:
             found = await self._draft_documents(path, self._draft)
         if not found:
             group = GroupMetadata("v3", {}, implied=True)
-            return Node(path, group, None, (), directory, info.mtime_ns), False
+            return Node(path, group, None, (), directory, info.mtime_ns)
         # parse its documents
         try:
             return await self._read(path, found, directory)
@@ -269,7 +279,7 @@ class Hierarchy:
                     return await self._look(path)
                 except MetadataError as error:
                     problem = str(error)
-            return Node(path, None, problem, (found[0].key,), directory, leaf=True), True
+            return Node(path, None, problem, (found[0].key,), directory, leaf=True, settled=True)
 
     async def _directory(self, path: str) -> tuple[str, Info] | None:
         """Return (source key, Info) of the directory at `path`, following links, or of an unreadable entry there."""
@@ -333,8 +343,8 @@ class Hierarchy:
             return None
         return NodeDocument(key, name, info) if info.kind is Kind.FILE else None
 
-    async def _read(self, path: str, found: tuple[NodeDocument, ...], directory: str) -> tuple[Node, bool]:
-        """Return (the node of documents, whether it is certain). Raise Experimental."""
+    async def _read(self, path: str, found: tuple[NodeDocument, ...], directory: str) -> Node:
+        """Return the node of documents. Raise Experimental."""
         made, data, problem = found[0], b"", None
         metadata: ArrayMetadata | GroupMetadata | None = None
         try:
@@ -357,19 +367,19 @@ class Hierarchy:
             max((each.info.mtime_ns for each in (made, *found) if each.info.mtime_ns is not None), default=None),
             made.info.mode, leaf, data if made.name == "zarr.json" and not problem else b"", _versioned(made, data),
         )  # fmt: skip
-        node, settled = await self._with_keys(node)
-        return node, settled and bool(found) and not problem
+        node = await self._with_keys(node)
+        return node if found and not problem else node._replace(settled=False)
 
     # -- chunk names that the document does not determine
 
-    async def _with_keys(self, node: Node) -> tuple[Node, bool]:
-        """Return (the node with the chunk names in use, whether stored chunks confirmed them)."""
+    async def _with_keys(self, node: Node) -> Node:
+        """Return the node with the chunk names in use; it is settled if they are certain."""
         array = node.metadata
         other = nested(array) if isinstance(array, ArrayMetadata) else None
         if other is None or not isinstance(array, ArrayMetadata):
-            return node, True
+            return node._replace(settled=True)
         seen = await self._template_in_use(array, other, node.chunks)
-        return (node, False) if seen is None else (node._replace(metadata=dataclasses.replace(array, keys=seen)), True)
+        return node if seen is None else node._replace(metadata=dataclasses.replace(array, keys=seen), settled=True)
 
     async def _template_in_use(self, array: ArrayMetadata, other: KeyTemplate, directory: str) -> KeyTemplate | None:
         """Return the template of the stored chunks; the array's own is tried first. None if no chunk was found."""
@@ -420,17 +430,17 @@ class Hierarchy:
                 data, known = b"", None
             self._consolidated_by, self._consolidated = _versioned(found, data), known or {}
 
-    async def _consolidated_node(self, path: str, documents: dict[str, JSON]) -> tuple[Node, bool]:
-        """Return (the node that consolidated documents describe, whether its chunk names are settled)."""
+    async def _consolidated_node(self, path: str, documents: dict[str, JSON]) -> Node:
+        """Return the node that consolidated documents describe."""
         name = next((name for name in NODE_DOCUMENTS if name in documents), None)
         if name is None:
-            return Node(path, GroupMetadata("v3", {}, implied=True), None, (), path), True
+            return Node(path, GroupMetadata("v3", {}, implied=True), None, (), path, settled=True)
         keys = tuple(join_key(path, each) for each in documents)
         try:
             metadata = parse_document(name, documents[name], documents.get(ATTRIBUTE_DOCUMENTS.get(name, "")))
             text = strict_json(documents[name]) if name == "zarr.json" else b""
         except MetadataError as exc:
-            return Node(path, None, str(exc), keys, path, leaf=_is_array(name, documents[name])), True
+            return Node(path, None, str(exc), keys, path, leaf=_is_array(name, documents[name]), settled=True)
         leaf = isinstance(metadata, ArrayMetadata)
         return await self._with_keys(Node(path, metadata, None, keys, path, leaf=leaf, text=text))
 
@@ -508,12 +518,14 @@ def _version(info: Info) -> tuple[int | None, ...]:
     return info.size, info.mtime_ns, info.identity
 
 
-def _layout(node: Node) -> str | None:
-    """Return what decides about the chunks of an array, as text; None if it is no array."""
+def _layout(node: Node) -> int | None:
+    """Return a hash of what decides about the chunks of an array; None if it is no array."""
     array = node.metadata
     if not isinstance(array, ArrayMetadata):
         return None
-    return repr((array.shape, array.grid.chunks, array.dtype, array.fill, array.fill_object, array.codecs, array.keys))
+    return hash(
+        repr((array.shape, array.grid.chunks, array.dtype, array.fill, array.fill_object, array.codecs, array.keys))
+    )
 
 
 def _check_sizes(found: tuple[NodeDocument, ...]) -> None:

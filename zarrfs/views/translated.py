@@ -169,10 +169,11 @@ class TranslatedView(View):
         translated = self._translate(node)
         if not rest:
             return _Resolved(translated, directory=True)
+        if node.leaf:
+            await self.hierarchy.check(key, node)  # before a chunk is absent: its array may have other names now
         if translated.chunks is not None:
             source, directory = translated.chunks.source(rest)
             if source is not None:
-                await self.hierarchy.check(key, node)
                 index = translated.chunks.index(rest) if translated.chunks.inner and not directory else None
                 return _Resolved(translated, "", _joined(node.chunks, source), directory, rest, index)
         raise NotFound(key)
