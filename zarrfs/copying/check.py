@@ -63,6 +63,7 @@ class _Check:
         self._arrays: dict[str, ArrayCheck] = {}  # by the directory of their chunks
         # by key of a document that consolidated metadata contains: the key of that metadata, the digest of the copy
         self._copies: dict[str, tuple[str, bytes]] = {}
+        self._invalid: dict[str, str] = {}  # by key of a metadata document that can be read: why it is invalid
         self._unexamined: list[Exception] = []  # why groups were not examined to their end
         self._tops: list[tuple[str, str]] = []  # (group with consolidated metadata, file name of that metadata)
 
@@ -80,9 +81,13 @@ class _Check:
                         await send.send((at, info))
                     else:
                         self._copies.pop(at, None)
+                        self._invalid.pop(at, None)
         for at, (by, digest) in self._copies.items():
             if not _is_absence(at, digest) and not await self._is_linked(at):
                 self._report.add(at, Unsound(BAD_METADATA, f"is not there, but {by} has it"))
+        for at, reason in self._invalid.items():  # not a file: only consolidated metadata has it
+            if share.has(at) and at not in self._copies:
+                self._report.add(at, Unsound(BAD_METADATA, reason))
         if self._report.clean:  # else the walk has met the same errors
             for exc in self._unexamined:
                 self._report.add(getattr(exc, "key", key), exc)
@@ -159,6 +164,8 @@ class _Check:
                 found.decoded += 1
             else:
                 await self._read(key, info)
+            if key in self._invalid:
+                raise Unsound(BAD_METADATA, self._invalid[key])  # noqa: TRY301
             if is_chunk and found is not None and found.array is not None and index is None:
                 first = found.array.keys.key((0,) * found.array.ndim)
                 grid = f"the grid {list(found.array.grid.counts)}, whose first is {first}"
@@ -168,6 +175,7 @@ class _Check:
                 log.debug("%s: unexpected failure", key, exc_info=exc)
             bad = exc
         self._copies.pop(key, None)
+        self._invalid.pop(key, None)
         if found is not None and is_chunk:
             found.chunks += index is not None
             found.bad += bad is not None
@@ -257,19 +265,21 @@ class _Check:
     # -- metadata
 
     async def _find_nodes(self, key: str) -> None:
-        """Find the arrays at or below `key`, or the array that contains it; report invalid metadata."""
+        """Find the arrays at or below `key`, or the array that contains it, and invalid metadata."""
         hierarchy = Hierarchy(self._store)
         try:
             above, _rest = await hierarchy.find(key)
             async for node in nodes_of(hierarchy, above.path if above.leaf else key, self._unexamined.append):
+                if node.documents == (node.path,):
+                    continue  # not a node, but an unreadable entry
                 if node.leaf:
                     self._add_array(node)
                 elif isinstance(node.metadata, GroupMetadata):
                     await self._add_copies(node)
                 elif node.problem is not None:
-                    self._report.add(node.documents[0], Unsound(BAD_METADATA, node.problem))
+                    self._invalid[node.documents[0]] = node.problem
         except (ZarrfsError, OSError) as exc:
-            self._report.add(getattr(exc, "key", key), exc)
+            self._unexamined.append(exc)
 
     def _add_array(self, node: Node) -> None:
         from zarrfs.zarr.codecs import check_codecs, sharding_of
@@ -281,8 +291,7 @@ class _Check:
         self._report.arrays.append(found)
         if array is None:
             found.bad += 1
-            at = node.documents[0] if node.documents else node.path
-            self._report.add(at, Unsound(BAD_METADATA, str(node.problem)))
+            self._invalid[node.documents[0]] = str(node.problem)
         elif self._decode:
             if reasons := check_codecs(array):
                 found.bad, found.note = 1, "; ".join(reasons)
@@ -303,7 +312,7 @@ class _Check:
             except StoreError:  # not there, or a directory
                 continue
             except MetadataError as exc:
-                self._report.add(key, Unsound(BAD_METADATA, str(exc)))
+                self._invalid[key] = str(exc)
                 continue
             if found is None:
                 continue
