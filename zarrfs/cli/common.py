@@ -259,12 +259,11 @@ def run_on_store(
         for warning in () if chosen.log_level == "error" else plan.warnings:
             if reads or not warning.endswith(NO_BLOBS):
                 say(f"warning: {warning}")
-        import trio
-
+        from zarrfs.concurrency import tasks
         from zarrfs.system.memory import freeze_garbage_collector
 
         freeze_garbage_collector()  # collections that scan all modules take a twentieth of a copy's time
-        return trio.run(run, plan)
+        return tasks.run(run, plan)
     finally:
         discard(plan)
 

@@ -198,8 +198,7 @@ def _others(options: Options) -> Iterator[Finding]:
 
 def _source(source: str, options: Options) -> Iterator[Finding]:
     """Open a source as a mount would, and read the beginning of a file."""
-    import trio
-
+    from zarrfs.concurrency import tasks
     from zarrfs.sources import open_plan, plan_source
     from zarrfs.store.api import Kind
 
@@ -221,6 +220,6 @@ def _source(source: str, options: Options) -> Iterator[Finding]:
             await store.aclose()
 
     try:
-        yield Finding("target", OK, trio.run(read))
+        yield Finding("target", OK, tasks.run(read))
     except (ZarrfsError, OSError) as exc:
         yield _failure("target", PROBLEM, exc)

@@ -17,6 +17,14 @@ T = TypeVar("T")
 CONTROL = trio.CapacityLimiter(8)
 
 
+def run(main: Callable[..., Awaitable[T]], *args: Any) -> T:
+    """Run `main` on trio for a command, and raise KeyboardInterrupt at its checkpoints only.
+
+    In the tasks of in_background() it would be an internal error of trio, and nothing would be closed or removed.
+    """
+    return trio.run(main, *args, restrict_keyboard_interrupt_to_checkpoints=True)
+
+
 def in_background(function: Callable[..., Awaitable[None]], *args: Any) -> None:
     """Run `function` in a system task. Log its exceptions, because they would otherwise end trio and the mount."""
 

@@ -69,6 +69,8 @@ def run(url: str, options: Options, function: Callable[[RemoteFiles, str, Option
     """
     import trio
 
+    from zarrfs.concurrency import tasks
+
     async def main() -> T:
         from zarrfs.store.remotefiles import RemoteFiles
 
@@ -84,7 +86,7 @@ def run(url: str, options: Options, function: Callable[[RemoteFiles, str, Option
                     await files.aclose()
 
     if not trio.lowlevel.in_trio_run():
-        return trio.run(main)
+        return tasks.run(main)
     # The caller runs in trio, so the new loop needs another thread.
     import threading
 

@@ -145,6 +145,7 @@ async def entries(store: Store, key: str, deep: bool = False) -> AsyncIterator[t
             yield found
     else:
         async for child in store.list_dir(key):
+            await trio.lowlevel.checkpoint_if_cancelled()
             yield join_key(key, child.name), child
 
 
@@ -172,6 +173,7 @@ async def walk(
             levels.pop()
             continue
         key = join_key(directory, info.name)
+        await trio.lowlevel.checkpoint_if_cancelled()  # Ctrl-C comes here, too
         yield key, info
         if info.kind is Kind.DIRECTORY:
             levels.append((key, store.list_dir(key)))
