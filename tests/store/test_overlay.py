@@ -247,6 +247,28 @@ def test_a_file_that_is_removed_while_it_is_copied_up_stays_removed(
     run(tmp_path, {"a/k": b"below"}, check)
 
 
+def test_a_link_that_is_removed_while_it_is_copied_up_stays_removed(tmp_path: Path) -> None:
+    async def check(store: Overlay) -> None:
+        lower = store.lower
+        assert lower is not None
+        os.symlink("t", tmp_path / "lower/a/l")
+        found = lower.info
+
+        async def late(key: str, sized: bool = True) -> Info:
+            info = await found(key, sized)
+            if key == "a/l":
+                lower.info = found  # type: ignore[method-assign]
+                await remove(store, key)
+            return info
+
+        lower.info = late  # type: ignore[method-assign]
+        with pytest.raises(NotFound):
+            await store.copy_up("a/l")
+        assert [entry.name for entry in await store.entries("a")] == ["k"]
+
+    run(tmp_path, {"a/k": b"below"}, check)
+
+
 @pytest.mark.parametrize("before", [b"value", b""])
 @pytest.mark.parametrize("another", [False, True])
 def test_a_file_that_grows_before_it_is_copied_up_is_never_cut(

@@ -283,7 +283,7 @@ class Overlay(Store):
     def _copy_name(self, key: str, info: Info, now: Now) -> None:
         # to copy up the directory itself, make the parents of a name in it
         now.make_parents(join_key(key, "x") if info.kind is Kind.DIRECTORY else key)
-        if info.kind is Kind.SYMLINK and self.upper.status(key) is None:
+        if info.kind is Kind.SYMLINK and self.upper.status(key) is None and not self.upper.covers(key):
             self.make(key, info)
 
     async def _copy_file(self, key: str, info: Info, most: int | None) -> bool:
