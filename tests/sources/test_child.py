@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,31 @@ plan_source("/x.json", Options(), forks=True)
     assert done.returncode == 1
     assert "KeyError: 'x'" in done.stderr
     assert "reading it failed with status 1; see the messages above" in done.stderr
+
+
+def test_a_child_that_is_ended_before_it_answers_leaves_no_index(tmp_path: Path) -> None:
+    """Without a cache directory, the index is for the parent alone."""
+    (tmp_path / "refs.json").write_text('{"version": 1, "refs": {"a": "1"}}')
+    (tmp_path / "tmp").mkdir()
+    script = f"""
+import os, signal
+from zarrfs.sources import prepare, plan_source
+from zarrfs.config.options import Options
+real = prepare.prepare
+def late(*given):
+    plan = real(*given)
+    assert plan.temporary and os.path.exists(plan.index)
+    prepare.json.dumps = lambda _: os.kill(os.getpid(), signal.SIGTERM)
+    return plan
+prepare.prepare = late
+plan_source({str(tmp_path)!r} + "/refs.json", Options(), forks=True)
+"""
+    place = {"XDG_CACHE_HOME": "/dev/null", "TMPDIR": str(tmp_path / "tmp")}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | place, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "reading it failed with status 130" in done.stderr
+    assert os.listdir(tmp_path / "tmp") == []
 
 
 @pytest.mark.parametrize("forks", [True, False])

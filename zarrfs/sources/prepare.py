@@ -32,7 +32,7 @@ from zarrfs.documents.compressed import is_zip
 from zarrfs.documents.data_files import why_no_source
 from zarrfs.documents.document import Document
 from zarrfs.documents.json_document import JsonDocument
-from zarrfs.documents.plan import Plan
+from zarrfs.documents.plan import Plan, discard
 from zarrfs.errors import SourceError, UsageError, message_line, reason_of
 from zarrfs.net.responses import too_large
 from zarrfs.references.parse import SLICED_MEMBERS
@@ -271,9 +271,10 @@ def answer(request: bytes) -> bytes:
     end_with_parent(asked["parent"], signal.SIGTERM)
     given = asked["options"]
     given |= {name: tuple(given[name]) for name, opt in TABLE.items() if opt.many}
-    source = asked["source"]
+    source, plan = asked["source"], None
     try:
-        reply = dataclasses.asdict(prepare(source, Options(**given), b64decode(asked["content"])))
+        plan = prepare(source, Options(**given), b64decode(asked["content"]))
+        return json.dumps(dataclasses.asdict(plan)).encode()
     except UsageError as exc:
         reply = {"usage": str(exc)}
     except SourceError as exc:
@@ -281,6 +282,10 @@ def answer(request: bytes) -> bytes:
     except MemoryError:
         rule = "reading it takes more memory than there is"
         reply = {"source": without_secrets(source), "rule": rule, "entry": None}
+    except SystemExit:  # raised by _end()
+        if plan is not None:
+            discard(plan)
+        raise
     return json.dumps(reply).encode()
 
 
