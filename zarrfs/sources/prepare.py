@@ -272,6 +272,7 @@ def answer(request: bytes) -> bytes:
     given = asked["options"]
     given |= {name: tuple(given[name]) for name, opt in TABLE.items() if opt.many}
     source, plan = asked["source"], None
+    reply: dict[str, Any]
     try:
         plan = prepare(source, Options(**given), b64decode(asked["content"]))
         return json.dumps(dataclasses.asdict(plan)).encode()
