@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 from zarrfs.failures import FAILURES
@@ -20,6 +21,16 @@ def reason_of(exc: BaseException) -> str:
     return said or ("timed out" if isinstance(exc, TimeoutError) else type(exc).__name__)
 
 
+def causes(exc: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, and its causes or contexts; each once, because the chain may be circular."""
+    seen: set[int] = set()
+    link: BaseException | None = exc
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__
+
+
 def behind(exc: BaseException) -> BaseException | None:
     """Return the KeyboardInterrupt in the chain of causes and contexts of `exc`; None if there is none.
 
@@ -27,12 +38,7 @@ def behind(exc: BaseException) -> BaseException | None:
     RuntimeError for one in __set_name__ (functools.cached_property), and C modules raise ImportError for one in their
     initialisation.
     """
-    seen: set[int] = set()
-    link: BaseException | None = exc
-    while link is not None and id(link) not in seen and not isinstance(link, KeyboardInterrupt):
-        seen.add(id(link))
-        link = link.__cause__ or link.__context__
-    return link if isinstance(link, KeyboardInterrupt) else None
+    return next((link for link in causes(exc) if isinstance(link, KeyboardInterrupt)), None)
 
 
 def first_cause(exc: BaseException) -> BaseException:

@@ -204,8 +204,6 @@ def test_a_node_that_only_consolidated_metadata_has_is_bad_metadata(hier: Path) 
     assert all("is not there" in bad.reason for bad in report.bad)
 
 
-
-
 @pytest.mark.parametrize(
     ("text", "rule"),
     [("{", ""), ("[]", ""), ('{"zarr_format": 2, "shape": [-1]}', ""), ('{"zarr_format": 7}', "zarr_format")],

@@ -224,10 +224,9 @@ def test_a_refresh_revalidates_blocks_on_disk(faulty: Faulty, tmp_path: Path) ->
         assert set((root / "a").read_bytes()) == set(b"2")
 
 
-
 @pytest.mark.parametrize("held", [False, True])
 def test_no_counter_decreases_with_a_refresh(held: bool, faulty: Faulty, tmp_path: Path) -> None:
-    """Whether the older version is closed or still in use."""
+    """The older version is closed, or a file of it is still open."""
     document, options = tmp_path / "set.json", ("allow=private", f"cache_dir={tmp_path / 'cache'}", "retries=1")
     urls = [faulty.put(f"/{index}", b"value", *([503] if index == 3 else [])) for index in range(40)]
     document.write_text(json.dumps({"version": 1, "refs": {f"x/{index}": [url] for index, url in enumerate(urls)}}))

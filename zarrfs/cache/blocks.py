@@ -232,7 +232,7 @@ class Blocks:
         units = self._units(wanted, target.stop)
         stream = self._in_order.read(wanted.at, wanted.start, wanted.stop) if units and not ahead else None
         if units and all(self.cache.has(unit.key) for unit in units):
-            if stream is not None and stream.started:  # units from the disk alone do not mean that others are missing
+            if stream is not None and stream.started:  # not one whose units come from the disk: it fetches nothing
                 self.fetch_ahead(stream, target, _UNIT)
             cut = await self._from_units(wanted, units)
             if cut is not None:

@@ -124,7 +124,7 @@ class DiskCache:
         return status.st_ino, status.st_mtime_ns
 
     def release(self, lease: str) -> None:
-        """Release a lease, whoever holds it."""
+        """Release a lease of this or another process."""
         self._directory.remove(BLOCKS, lease)
 
     # -- files

@@ -28,7 +28,6 @@ _NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NAMED = frozenset(("create", "mkdir", "mknod", "symlink", "unlink", "rmdir", "rename"))
 
 
-
 class WritableOperations(FileOperations):
     """All handlers of a writable mount. New files belong to their creator; the kernel checks permissions."""
 
@@ -114,35 +113,30 @@ class WritableOperations(FileOperations):
     @changing
     async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
         """Remove a name of a file. Open handles keep the file."""
-
-        def remove(now: Now) -> None:
-            key = self._key_in(parent_inode, name)
-            found = now.find(key)
-            if found.is_directory:
-                raise IsDirectory(key)
-            with self.losing(key, found):
-                now.hide_lower(key)
-                if found.status is not None:
-                    with self.upper.at(key) as (directory, entry):
-                        os.unlink(entry, dir_fd=directory)
-
-        await self.overlay.change(remove, self._key_in(parent_inode, name))
+        await self._remove(parent_inode, name, directory=False)
 
     @handler
     @changing
     async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
         """Remove a directory; ENOTEMPTY if it has visible entries."""
+        await self._remove(parent_inode, name, directory=True)
 
+    async def _remove(self, parent_inode: int, name: bytes, directory: bool) -> None:
         def remove(now: Now) -> None:
             key = self._key_in(parent_inode, name)
             found = now.find(key)
-            _check_empty(key, found, now)
+            if directory:
+                _check_empty(key, found, now)
+            elif found.is_directory:
+                raise IsDirectory(key)
             with self.losing(key, found):
                 now.hide_lower(key)
-                if found.status is not None:
+                if found.status is None:
+                    return
+                if directory:
                     self._remove_whiteouts(key)
-                    with self.upper.at(key) as (directory, entry):
-                        os.rmdir(entry, dir_fd=directory)
+                with self.upper.at(key) as (above, entry):
+                    (os.rmdir if directory else os.unlink)(entry, dir_fd=above)
 
         await self.overlay.change(remove, self._key_in(parent_inode, name))
 

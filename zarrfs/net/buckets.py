@@ -73,28 +73,25 @@ class Buckets(System):
         return Entry(name, True)
 
     async def listing(self, path: str) -> list[Entry]:
-        key = self._split(path)[1].rstrip("/")
-        prefix = f"{key}/" if key else ""
+        prefix = self._prefix(path)
         found, names, query, empty = list[Entry](), set[str](), {"delimiter": "/"}, True
         while True:
             page = await self._list(path, prefix, query)
             empty = empty and not page.entries and not page.directories
             found += [entry for name, entry in page.entries if name != prefix]
             names.update(name[len(prefix) :].removesuffix("/") for name in page.directories)
-            if any("/" in name[len(prefix) :].removesuffix("/") for name, _ in page.entries) or any(
-                "/" in name for name in names
-            ):
+            listed = (*page.directories, *(name for name, _ in page.entries))
+            if any("/" in name[len(prefix) :].removesuffix("/") for name in listed):
                 raise ReadError(self.shown(path), "its listing names something that is not directly in it")
             if not page.more:
                 break
             query = self._next(path, query, page)
-        if empty and key and not (await self.stat(path)).directory:
+        if empty and prefix and not (await self.stat(path)).directory:
             raise TargetMissing(self.shown(path), "not found")
         return found + [Entry(name, True) for name in names]
 
     async def page(self, path: str, after: str) -> Page:
-        key = self._split(path)[1].rstrip("/")
-        prefix = f"{key}/" if key else ""
+        prefix = self._prefix(path)
         page = await self._list(path, prefix, {"after": prefix + after} if after else {})
         found = [(name[len(prefix) :], entry) for name, entry in page.entries]
         # Google lists the key after which the page begins; a directory may have a marker, an object of its own name
@@ -126,6 +123,11 @@ class Buckets(System):
         if _DOTS.search(key):
             raise ReadError(self.shown(path), 'a key with "." or ".." between its slashes cannot be requested')
         return bucket, key
+
+    def _prefix(self, path: str) -> str:
+        """Return what the keys in a directory begin with."""
+        key = self._split(path)[1].rstrip("/")
+        return f"{key}/" if key else ""
 
     async def _value(self, method: str, path: str, ask: Callable[[HttpSystem, str], Awaitable[T]]) -> T:
         bucket, key = self._split(path)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import trio
 
 from zarrfs.config.redaction import redact_text
-from zarrfs.errors import AccessDenied
+from zarrfs.errors import AccessDenied, causes
 from zarrfs.net.responses import Transient
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ _AZURE_SECRET = ("tenant_id", "client_id", "client_secret")
 
 
 class Access(NamedTuple):
-    """What grants access to a bucket: a key, a token, or neither for anonymous requests."""
+    """A key or a token that grants access to a bucket; neither for anonymous requests."""
 
     key: str = ""  # ID of a key of S3; name of an account of Azure
     secret: str = ""
@@ -96,11 +96,7 @@ class Credentials:
 
 def _is_of_network(exc: BaseException) -> bool:
     """Return whether a library has failed because of the network: an error of the system that names no file."""
-    chain: list[BaseException] = []
-    at: BaseException | None = exc
-    while at is not None and at not in chain:
-        chain.append(at)
-        at = at.__cause__ or at.__context__
+    chain = list(causes(exc))
     refused = any(isinstance(one, ssl.SSLCertVerificationError) for one in chain)
     return not refused and any(isinstance(one, OSError) and not one.filename for one in chain)
 

@@ -22,7 +22,7 @@ import trio
 
 from zarrfs.concurrency.tasks import in_background
 from zarrfs.config.options import Options
-from zarrfs.errors import ReadError
+from zarrfs.errors import ReadError, causes
 from zarrfs.metrics.counters import COUNTS, LATENCIES, QUEUES
 from zarrfs.metrics.latency import Latency
 from zarrfs.net.outages import Outage
@@ -413,11 +413,5 @@ def _count(want: _Want, name: str, number: int = 1) -> None:
 
 def _is_unknown(failure: BaseException) -> bool:
     """Return whether, according to DNS, the name of the server does not exist."""
-    at: BaseException | None = failure
-    seen: set[int] = set()  # the chain of causes and contexts may be circular
-    while at is not None and id(at) not in seen:
-        seen.add(id(at))
-        if isinstance(at, socket.gaierror) and at.errno in (socket.EAI_NONAME, socket.EAI_NODATA):
-            return True
-        at = at.__cause__ or at.__context__
-    return False
+    unknown = socket.EAI_NONAME, socket.EAI_NODATA
+    return any(isinstance(one, socket.gaierror) and one.errno in unknown for one in causes(failure))

@@ -7,6 +7,7 @@ Blobs" of Azure.
 
 from __future__ import annotations
 
+import abc
 import base64
 import datetime
 import functools
@@ -19,7 +20,7 @@ import re
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from zarrfs.net import credentials
@@ -58,38 +59,38 @@ class Listed(NamedTuple):
     token: str
 
 
-class Service(Protocol):
+class Service(abc.ABC):
     """The buckets of one provider with one set of options."""
 
     family: str
     flat: bool  # a listing can begin after any key
     endpoint: str  # "": that of the provider
     headers: Mapping[str, str]  # of each request
-    verify: bool  # check certificates
+    verify = True  # check certificates
     static: Access | None  # the access that options name; None: make_find() finds it
 
+    @abc.abstractmethod
     def make_find(self) -> Find:
         """Return the function that finds the access, for Credentials."""
-        ...
 
     def region_url(self, bucket: str) -> str:
         """Return the URL whose answer names the region of a bucket; "": the region is known, or there are none."""
-        ...
+        return ""
 
+    @abc.abstractmethod
     def value(self, method: str, bucket: str, key: str, access: Access, region: str) -> str:
         """Return the URL of a value."""
-        ...
 
+    @abc.abstractmethod
     def page(self, bucket: str, prefix: str, query: Mapping[str, str], access: Access, region: str) -> str:
         """Return the URL of a page of a listing; `query` has delimiter=, and after= or token=."""
-        ...
 
+    @abc.abstractmethod
     def listed(self, body: bytes) -> Listed:
         """Parse a page. Raise ValueError if it is none."""
-        ...
 
 
-class S3:
+class S3(Service):
     """Amazon S3 and its like."""
 
     family, flat = "s3", True
@@ -128,8 +129,7 @@ class S3:
 
     def value(self, method: str, bucket: str, key: str, access: Access, region: str) -> str:
         key, _, version = key.partition("?versionId=")  # as in s3fs
-        path = f"/{quote(key, safe='/~', errors='surrogateescape')}"
-        return self._url(method, bucket, path, {"versionId": version} if version else {}, access, region)
+        return self._url(method, bucket, f"/{_path(key)}", {"versionId": version} if version else {}, access, region)
 
     def page(self, bucket: str, prefix: str, query: Mapping[str, str], access: Access, region: str) -> str:
         names = {"after": "start-after", "token": "continuation-token"}
@@ -168,10 +168,10 @@ class S3:
         return Listed(found, directories, more, root.findtext("{*}NextContinuationToken") or "")
 
 
-class Google:
+class Google(Service):
     """Google Cloud Storage."""
 
-    family, flat, verify = "gcs", True, True
+    family, flat = "gcs", True
     # else a value that is stored with Content-Encoding: gzip is decompressed, and ranges of it are not sent
     headers: Mapping[str, str] = {"Accept-Encoding": "gzip"}
 
@@ -196,12 +196,8 @@ class Google:
     def make_find(self) -> Find:
         return credentials.of_google(self._token)
 
-    def region_url(self, bucket: str) -> str:
-        return ""
-
     def value(self, method: str, bucket: str, key: str, access: Access, region: str) -> str:
-        path = quote(key, safe="/~", errors="surrogateescape")
-        return _with(f"{self._base}/{bucket}/{path}", self._more)
+        return _with(f"{self._base}/{bucket}/{_path(key)}", self._more)
 
     def page(self, bucket: str, prefix: str, query: Mapping[str, str], access: Access, region: str) -> str:
         names = {"after": "startOffset", "token": "pageToken"}
@@ -222,10 +218,10 @@ class Google:
         return Listed(found, answer.get("prefixes", []), bool(token), token)
 
 
-class Azure:
+class Azure(Service):
     """Blob storage of Azure; a bucket is a container."""
 
-    family, flat, verify = "abfs", False, True
+    family, flat = "abfs", False
     headers: Mapping[str, str] = {"x-ms-version": _AZURE_VERSION}
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -262,12 +258,8 @@ class Azure:
     def make_find(self) -> Find:
         return credentials.of_azure(self._options)
 
-    def region_url(self, bucket: str) -> str:
-        return ""
-
     def value(self, method: str, bucket: str, key: str, access: Access, region: str) -> str:
-        path = quote(key, safe="/~", errors="surrogateescape")
-        return _with(f"{self.endpoint}/{bucket}/{path}", self._granted(bucket, access))
+        return _with(f"{self.endpoint}/{bucket}/{_path(key)}", self._granted(bucket, access))
 
     def page(self, bucket: str, prefix: str, query: Mapping[str, str], access: Access, region: str) -> str:
         asked = {"restype": "container", "comp": "list", "include": "metadata", "maxresults": str(PAGE)}
@@ -296,6 +288,10 @@ class Azure:
 
 
 SERVICES: dict[str, Callable[[Mapping[str, Any]], Service]] = {"s3": S3, "gcs": Google, "abfs": Azure}
+
+
+def _path(key: str) -> str:
+    return quote(key, safe="/~", errors="surrogateescape")
 
 
 # -- options

@@ -78,7 +78,6 @@ class IndexStore(Store):
         self._db = open_database(path)
         self._targets = targets
         self.sizes_known = self.meta.get("sizes") == "known"
-
         self.mtime_ns = mtime_ns
         self._directories: LRU[str, int] = LRU(_REMEMBERED)
         # by owner of regions: begin and end of the current sequential read, end of what was prefetched

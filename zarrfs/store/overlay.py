@@ -93,7 +93,7 @@ class Now:
         self.children: dict[str, list[str]] = {}  # names in directories of the lower store
 
     def find(self, key: str) -> OverlayEntry:
-        """Do what Overlay.find() does."""
+        """Return the entry at `key`, as Overlay.find() does."""
         self._overlay.check_shown(key)
         status = self._upper.status(key)
         below = self._below(key) if status is None or stat.S_ISDIR(status.st_mode) else None

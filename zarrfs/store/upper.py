@@ -269,7 +269,6 @@ class Upper:
         os.close(self.open(_beside(key), os.O_WRONLY | os.O_CREAT, 0o644))
 
 
-
 def _marked(name: bytes, directory: int) -> bool:
     try:
         return stat.S_ISREG(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)

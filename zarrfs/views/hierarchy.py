@@ -213,19 +213,24 @@ class Hierarchy:
             raise TargetChanged(key, f"{node.path or '/'} {_CHANGED}")
         if self.store.immutable or node.seen is None or node.problem:
             return
-        now = trio.current_time()
         checked, known = self._checked.get(node.path, (-_FRESH, node))
-        if now - checked >= _FRESH and await self._is_current(known or node):
-            self._checked.put(node.path, (now, known or node))
-        elif now - checked >= _FRESH:
-            async with self._lock:  # one reader reads the document again, for all that wait
-                checked, known = self._checked.get(node.path, (-_FRESH, node))
-                if checked < now:
-                    known = await Hierarchy(self.store).node(node.path)
-                    known = known if known is not None and _layout(known) == _layout(node) else None
-                    self._checked.put(node.path, (trio.current_time(), known))
+        if trio.current_time() - checked >= _FRESH:
+            known = await self._checked_again(node, known)
         if known is None:
             raise TargetChanged(key, f"{node.path or '/'} {_CHANGED}")
+
+    async def _checked_again(self, node: Node, known: Node | None) -> Node | None:
+        """Return the node of the present document of an array, last seen as `known`; None if it is another array."""
+        began = trio.current_time()
+        if await self._is_current(known or node):
+            return self._checked.put(node.path, (began, known or node))[1]
+        async with self._lock:  # one reader reads the document again, for all that wait
+            checked, known = self._checked.get(node.path, (-_FRESH, node))
+            if checked < began:
+                found = await Hierarchy(self.store).node(node.path)
+                known = found if found is not None and _layout(found) == _layout(node) else None
+                self._checked.put(node.path, (trio.current_time(), known))
+            return known
 
     async def _is_current(self, node: Node) -> bool:
         """Return whether the document of an array is the version that `node` was made from, with its chunk names."""
