@@ -109,10 +109,10 @@ def test_arrays_that_are_left_out_are_reported(tmp_path: Path) -> None:
     large(tmp_path / "x.zarr")
     document = json.loads((tmp_path / "x.zarr/x/.zarray").read_text())
     (tmp_path / "x.zarr/y").mkdir()
-    (tmp_path / "x.zarr/y/.zarray").write_text(json.dumps({**document, "chunks": [0, 1]}))
+    (tmp_path / "x.zarr/y/.zarray").write_text(json.dumps({**document, "dtype": "|O"}))
     with mounted(tmp_path / "x.zarr", tmp_path / "mnt", "view=arrays") as mountpoint:
         assert sorted(os.listdir(mountpoint)) == ["x.json", "x.npy"]
-        assert "chunks" in json.loads(os.getxattr(mountpoint, "user.zarrfs.left_out"))["y"]
+        assert "dtype" in json.loads(os.getxattr(mountpoint, "user.zarrfs.left_out"))["y"]
     assert "left out" in log_of(tmp_path / "mnt")
 
 

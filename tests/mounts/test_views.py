@@ -22,6 +22,7 @@ from tests.mounts.refreshing import refresh
 from tests.zarrsamples import DRAFT, ROOT, SAMPLES, Sample
 
 VERSIONS = 2, 3
+VERSIONS_OF = {"v2": 2, "v3": 3}
 UNDEFINED = "v0_bytes48_08", "v0_datetime64_s_010", "v1_bytes48_08"  # no fill value, and unwritten chunks
 LEFT_OUT = ("v0_pickled_snappy", "v1_float64_05", "v1_float64_15", "v1_zstd_stored_split", "v2_odd-labels_of_bytes",
             "v2_odd-bytes_as_objects", "v2_odd-text_as_objects")  # fmt: skip
@@ -174,15 +175,38 @@ def test_a_view_is_writable_only_with_an_upper_directory(tmp_path: Path) -> None
     assert {path: path.stat().st_mtime_ns for path in (ROOT / "v2_hier").rglob("*")} == before
 
 
-def test_a_bad_document_is_eio_and_the_rest_is_read(tmp_path: Path) -> None:
+BROKEN = {  # documents that break a rule, and an entry that cannot be read
+    "raw/.zarray": '{"zarr_format": 2, "shape": [-1]}', "raw/.zattrs": "[]", ".zattrs": "{", ".zgroup": "1", "raw": None,
+}  # fmt: skip
+FILES = {"v3": ("zarr.json",), "v2": (".zarray",), "arrays": (".npy", ".json")}
+
+
+@pytest.mark.parametrize("document", BROKEN)
+@pytest.mark.parametrize("view", [*FILES, "netcdf"])
+def test_a_bad_document_is_eio_and_the_rest_is_read(tmp_path: Path, view: str, document: str) -> None:
     store = shutil.copytree(ROOT / "v2_hier", tmp_path / "store")
-    (store / "raw/.zarray").write_text('{"zarr_format": 2, "shape": [-1]}')
-    with mounted(store, tmp_path / "mnt", "view=v3") as mountpoint:
-        assert os.listdir(mountpoint / "raw") == ["zarr.json"]
-        with pytest.raises(OSError, match="Input/output error"):
-            (mountpoint / "raw/zarr.json").read_bytes()
-        assert opened(3, mountpoint / "zstd").shape == (6, 7, 8)
-    assert "raw/zarr.json" in log_of(mountpoint)
+    if (text := BROKEN[document]) is None:
+        shutil.rmtree(store / "raw")
+        (store / "raw").symlink_to("nowhere")
+    else:
+        (store / document).write_text(text)
+    with mounted(store, tmp_path / "mnt", f"view={view}") as mountpoint:
+        if view == "netcdf":
+            bad = [mountpoint / "store.nc"]
+        elif not document.startswith("raw"):
+            bad = [mountpoint / {"v3": "zarr.json", "v2": ".zgroup", "arrays": ".attributes.json"}[view]]
+        else:
+            bad = [mountpoint / f"raw{name}" if name[0] == "." and view == "arrays" else mountpoint / "raw" / name
+                   for name in FILES[view]]  # fmt: skip
+        for path in bad:
+            assert path.name in os.listdir(path.parent)
+            assert fails(path)
+        if view in VERSIONS_OF:
+            assert opened(VERSIONS_OF[view], mountpoint / "zstd").shape == (6, 7, 8)
+        elif view == "arrays":
+            assert np.load(mountpoint / "zstd.npy").shape == (6, 7, 8)
+    named = [line for line in log_of(mountpoint).splitlines() if all(part in line for part in document.split("/"))]
+    assert len(named) == len(bad), log_of(mountpoint)
 
 
 def test_changes_of_the_source_are_seen_and_chunks_keep_their_identity(tmp_path: Path) -> None:

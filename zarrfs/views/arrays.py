@@ -54,7 +54,8 @@ class _ViewEntry(NamedTuple):
 class ArraysView(DecodedView):
     """A store of flat files. Arrays that no file can represent are left out with a warning.
 
-    Documents are those of the first look. Reads of items fail if the document of the array has changed since.
+    The files of a node whose document is invalid or unreadable are listed, and opening them raises ReadError. Documents
+    are those of the first look. Reads of items fail if the document of the array has changed since.
     """
 
     name = "arrays"
@@ -92,6 +93,7 @@ class ArraysView(DecodedView):
         entry = await self._find(key)
         if entry.text is None:
             raise IsDirectory(key)
+        self.check_document(entry.node)
         parts = (Part(len(entry.text), entry.size, entry.node),) if entry.items else ()
         return self.opened(key, File(self._info(split_key(key)[1], entry), ((0, entry.text),), parts, entry.layout))
 
@@ -127,6 +129,8 @@ class ArraysView(DecodedView):
         if group.leaf:
             made = [(ROOT + suffix, self._file(group, suffix)) for suffix in _SUFFIXES]
             return [(name, file) for name, file in made if file is not None]
+        if group.broken:
+            return [(ATTRIBUTES, _ViewEntry(group, b""))]
         attributes = group.metadata.attributes if group.metadata is not None else {}
         if group.problem is not None:
             self.leave_out(group.path, group.problem)
@@ -164,6 +168,8 @@ class ArraysView(DecodedView):
         from zarrfs.views.flat import flat_size, npy_header
 
         array = node.metadata
+        if node.broken:
+            return _ViewEntry(node, b"")
         try:
             if not isinstance(array, ArrayMetadata):
                 raise MetadataError(node.problem or "no array")  # noqa: TRY301
@@ -180,6 +186,8 @@ class ArraysView(DecodedView):
         node = entry.node
         if entry.text is None:
             return Info(name, Kind.DIRECTORY, mtime_ns=node.mtime_ns)
+        if node.problem is not None:
+            return Info(name, Kind.FILE, 1, mtime_ns=node.mtime_ns, unreadable=node.problem)
         identity = None if self.immutable else hash(entry.layout)  # another layout must not share cached pages
         return Info(name, Kind.FILE, entry.size, node.mode, node.mtime_ns, identity=identity)
 

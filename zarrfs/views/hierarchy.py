@@ -13,14 +13,14 @@ import trio
 
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import for_each
-from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, StoreError, TargetChanged, ZarrfsError
+from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, ReadError, StoreError, TargetChanged, ZarrfsError
 from zarrfs.store.api import Info, Kind, Store, WrappingStore, join_key, split_key
 from zarrfs.store.traversal import NOWHERE, follow
 from zarrfs.system.buffers import Buffer
 from zarrfs.zarr import ATTRIBUTE_DOCUMENTS, DOCUMENTS, NODE_DOCUMENTS, draft
 from zarrfs.zarr.consolidated import CONSOLIDATED, consolidated
 from zarrfs.zarr.documents import DOCUMENT_MAX, parse_document, parse_node
-from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.errors import MetadataError, Unsupported
 from zarrfs.zarr.jsontext import JSON, load_json, strict_json
 from zarrfs.zarr.keys import KeyTemplate
 from zarrfs.zarr.legacy import OtherFile
@@ -50,7 +50,13 @@ class Node(NamedTuple):
     leaf: bool = False  # an array, an invalid array or an unreadable entry: all keys below it are chunks
     text: bytes = b""  # its zarr.json, as the source has it
     seen: NodeDocument | None = None  # its document as of the first look, or the consolidated one
+    unsupported: bool = False  # `problem` is about a valid document
     settled: bool = False  # valid, with documents, and with chunk names that are certain
+
+    @property
+    def broken(self) -> bool:
+        """Return whether a document is invalid or unreadable."""
+        return self.problem is not None and not self.unsupported
 
 
 class NodeDocument(NamedTuple):
@@ -284,7 +290,7 @@ class Hierarchy:
                     return await self._look(path)
                 except MetadataError as error:
                     problem = str(error)
-            return Node(path, None, problem, (found[0].key,), directory, leaf=True, settled=True)
+            return Node(path, None, problem, (found[0].key,), directory, leaf=True, unsupported=True, settled=True)
 
     async def _directory(self, path: str) -> tuple[str, Info] | None:
         """Return (source key, Info) of the directory at `path`, following links, or of an unreadable entry there."""
@@ -350,7 +356,7 @@ class Hierarchy:
 
     async def _read(self, path: str, found: tuple[NodeDocument, ...], directory: str) -> Node:
         """Return the node of documents. Raise Experimental."""
-        made, data, problem = found[0], b"", None
+        made, data, problem, unsupported = found[0], b"", None, False
         metadata: ArrayMetadata | GroupMetadata | None = None
         try:
             _check_sizes(found)
@@ -365,12 +371,13 @@ class Hierarchy:
         except Experimental:
             raise
         except MetadataError as exc:
-            problem = str(exc)
+            problem, unsupported = str(exc), isinstance(exc, Unsupported)
         leaf = isinstance(metadata, ArrayMetadata) or (metadata is None and _must_be_array(made.name, data))
         node = Node(
             path, metadata, problem, tuple(each.key for each in found), directory,
             max((each.info.mtime_ns for each in (made, *found) if each.info.mtime_ns is not None), default=None),
             made.info.mode, leaf, data if made.name == "zarr.json" and not problem else b"", _versioned(made, data),
+            unsupported,
         )  # fmt: skip
         node = await self._with_keys(node)
         return node if found and not problem else node._replace(settled=False)
@@ -445,7 +452,8 @@ class Hierarchy:
             metadata = parse_document(name, documents[name], documents.get(ATTRIBUTE_DOCUMENTS.get(name, "")))
             text = strict_json(documents[name]) if name == "zarr.json" else b""
         except MetadataError as exc:
-            return Node(path, None, str(exc), keys, path, leaf=_is_array(name, documents[name]), settled=True)
+            leaf, unsupported = _is_array(name, documents[name]), isinstance(exc, Unsupported)
+            return Node(path, None, str(exc), keys, path, leaf=leaf, unsupported=unsupported, settled=True)
         leaf = isinstance(metadata, ArrayMetadata)
         return await self._with_keys(Node(path, metadata, None, keys, path, leaf=leaf, text=text))
 
@@ -502,6 +510,11 @@ class View(WrappingStore):
         if self._left_out.get(path) != reason:
             self._left_out[path] = reason
             log.warning("%s: left out of view=%s: %s", path or "/", self.name, reason)
+
+    def check_document(self, node: Node) -> None:
+        """Raise ReadError, about the document in the source, if a node has a problem."""
+        if node.problem is not None:
+            raise ReadError(node.documents[0] or "/", node.problem)
 
     async def left_out(self, key: str) -> dict[str, str]:
         """Return why arrays at or below `key` are left out, by path, of those looked up so far."""

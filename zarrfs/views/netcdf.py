@@ -128,6 +128,8 @@ class NetCDFView(DecodedView):
 
         nodes: list[Node] = []
         async for node in self.hierarchy.walk(links=True):
+            if node.broken:
+                self.check_document(node)
             nodes.append(node)
             if len(nodes) > _NODES_MAX:
                 raise ReadError("/", f"view=netcdf: more than {_NODES_MAX:,} groups and arrays")

@@ -110,8 +110,7 @@ class TranslatedView(View):
         resolved = await self._resolve_key(key)
         if resolved.document:
             info = self._document_info(resolved.translated, resolved.document)
-            if info.unreadable:
-                raise ReadError(resolved.translated.node.path or "/", info.unreadable)
+            self.check_document(resolved.translated.node)
             data = resolved.translated.documents[resolved.document]
             return BytesValue(info, data, hash(data))
         if resolved.inner is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zarrfs.zarr.dtypes import DataType
-from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.errors import MetadataError, Unsupported
 from zarrfs.zarr.grid import Grid, one_for_empty
 from zarrfs.zarr.jsontext import JSON
 
@@ -47,7 +47,7 @@ def regular_grid(shape: JSON, chunks: JSON, dtype: DataType) -> Grid:
     except ValueError as error:
         raise MetadataError(str(error)) from None
     if len(grid.shape) > DIMENSIONS_MAX:
-        raise MetadataError(f"shape: more than {DIMENSIONS_MAX} dimensions")
+        raise Unsupported(f"shape: more than {DIMENSIONS_MAX} dimensions")
     size = dtype.itemsize or 1
     for extent, step in zip(grid.shape, grid.chunks, strict=True):
         size *= step

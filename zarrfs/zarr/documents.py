@@ -41,7 +41,11 @@ def parse_node(name: str, data: Buffer, attributes: Buffer | None = None) -> Met
         document = legacy.load_meta(data)
     else:
         document = load_json(data)
-    return parse_document(name, document, None if attributes is None else load_json(attributes))
+    try:
+        beside = None if attributes is None else load_json(attributes)
+    except MetadataError as exc:
+        raise MetadataError(f"{ATTRIBUTE_DOCUMENTS[name]}: {exc}") from None
+    return parse_document(name, document, beside)
 
 
 def parse_document(name: str, document: JSON, attributes: JSON = None) -> Metadata:

@@ -11,7 +11,7 @@ import dataclasses
 from zarrfs.system.buffers import Buffer
 from zarrfs.zarr import v2
 from zarrfs.zarr.common import node_attributes, required
-from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.errors import MetadataError, Unsupported
 from zarrfs.zarr.jsontext import JSON, load_json
 from zarrfs.zarr.keys import DRAFT, KeyTemplate
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
@@ -83,7 +83,7 @@ def _check_extensions(document: dict[str, JSON]) -> None:
     for extension in extensions:
         if not isinstance(extension, dict) or extension.get("must_understand") is not False:
             name = extension.get("extension") if isinstance(extension, dict) else extension
-            raise MetadataError(f"extension {str(name)[:60]!r} must be understood, and is not known")
+            raise Unsupported(f"extension {str(name)[:60]!r} must be understood, and is not known")
 
 
 def _array(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetadata:
@@ -115,7 +115,7 @@ def _compressor(value: JSON) -> JSON:
     short = name[len(_CODEC) :].partition("/")[0]
     if short in ("lz4", "gzip", "zlib", "blosc", "bz2", "lzma", "zstd"):
         return {**configuration, "id": short}
-    raise MetadataError(f"compressor {name[:60]!r} is not known")
+    raise Unsupported(f"compressor {name[:60]!r} is not known")
 
 
 def _keys(document: dict[str, JSON]) -> KeyTemplate:

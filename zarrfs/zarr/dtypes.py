@@ -12,7 +12,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
-from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.errors import MetadataError, Unsupported
 from zarrfs.zarr.jsontext import JSON, named
 
 if TYPE_CHECKING:
@@ -126,16 +126,16 @@ def _typestr(value: str) -> DataType:
     if match is None:
         if value in _NAMES:  # written by old releases, and accepted by numpy
             return _of_text(_NAMES[value])
-        raise MetadataError(f"dtype: {value[:60]!r} is not known")
+        raise Unsupported(f"dtype: {value[:60]!r} is not known")
     order, kind, digits, factor, unit = match.groups()
     if kind == "O":
         return DataType("|O", 0, "O", None)
     number = int(digits) if digits else 0
     if number not in _SIZES.get(kind, (number,)) or number < 1 or (unit and kind not in "mM"):
-        raise MetadataError(f"dtype: {value[:60]!r} is not known")
+        raise Unsupported(f"dtype: {value[:60]!r} is not known")
     size = 4 * number if kind == "U" else number
     if size > ITEM_MAX:
-        raise MetadataError(f"dtype: items over {ITEM_MAX} bytes")
+        raise Unsupported(f"dtype: items over {ITEM_MAX} bytes")
     endian = _ORDERS[order] if kind in "iufcmMU" and (number > 1 or kind == "U") else None
     text = f"{_SIGNS[endian]}{kind}{number}{_unit_text(unit, factor)}"
     return DataType(text, size, kind, endian)
@@ -160,7 +160,7 @@ def _unit_text(unit: str | None, factor: str | None) -> str:
         return ""
     number = int(factor) if factor else 1
     if unit not in _UNITS or not 0 < number <= ITEM_MAX or (unit == "generic" and number != 1):
-        raise MetadataError("dtype: a unit of time that is not known")
+        raise Unsupported("dtype: a unit of time that is not known")
     return "" if unit == "generic" else f"[{'' if number == 1 else number}{unit}]"
 
 
@@ -184,7 +184,7 @@ def _struct(text: Text) -> DataType:
         elif inner.endian:
             orders.add(inner.endian)
     if size > ITEM_MAX:
-        raise MetadataError(f"dtype: items over {ITEM_MAX} bytes")
+        raise Unsupported(f"dtype: items over {ITEM_MAX} bytes")
     endian: Endian | None = None if len(orders) != 1 else "big" if "big" in orders else "little"
     return DataType(text, size, "V", endian, len(orders) == 2)
 
@@ -249,7 +249,7 @@ def _v3_text(value: JSON, sign: str, depth: int) -> Text:
         return _typestr(f"{sign}{kind}{length // width}").text
     fields = configuration.get("fields")
     if name not in ("struct", "structured") or depth == _NESTED_MAX:
-        raise MetadataError(f"data_type: {name[:60]!r} is not known, or not as the type of a field")
+        raise Unsupported(f"data_type: {name[:60]!r} is not known, or not as the type of a field")
     if not isinstance(fields, list | tuple) or not fields:
         raise MetadataError(f"data_type: {name}: expected a list of fields that is not empty")
     return tuple(_v3_field(field, sign, depth + 1) for field in fields)

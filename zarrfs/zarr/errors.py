@@ -9,6 +9,10 @@ class MetadataError(ZarrfsError):
     """The error of a metadata document that breaks a rule of its format or uses an unsupported feature, see str()."""
 
 
+class Unsupported(MetadataError):
+    """The error of a document that follows the rules, but has an extension, a type or a size that is not supported."""
+
+
 class CodecError(MetadataError):
     """The error of a damaged chunk, or of a codec that is not available; str() begins with the codec's name."""
 

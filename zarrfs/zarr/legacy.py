@@ -12,7 +12,7 @@ from zarrfs.system.buffers import Buffer
 from zarrfs.zarr import dtypes, v2
 from zarrfs.zarr.common import check_format, required
 from zarrfs.zarr.dtypes import DataType
-from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.errors import MetadataError, Unsupported
 from zarrfs.zarr.jsontext import JSON, load_json
 from zarrfs.zarr.keys import V0
 from zarrfs.zarr.model import ArrayMetadata
@@ -51,7 +51,7 @@ def parse_v1(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMet
     check_format(document, 1)
     name, opts, order = document.get("compression"), document.get("compression_opts"), document.get("order", "C")
     if name not in (None, "none", "blosc", "zlib", "bz2", "lzma"):
-        raise MetadataError(f"compression {str(name)[:60]!r} is not known")
+        raise Unsupported(f"compression {str(name)[:60]!r} is not known")
     if name in ("zlib", "bz2"):
         opts = {"level": 1 if opts is None else opts} if opts is None or type(opts) is int else None
     if name == "lzma" and opts is None:
@@ -71,7 +71,7 @@ def _parse(
     """Parse the members that v0 and v1 share, as those of v2."""
     dtype = dtypes.parse_v2(required(document, "dtype"))
     if dtype.kind == "O":
-        raise MetadataError("dtype |O: chunks hold addresses, not objects")
+        raise Unsupported("dtype |O: chunks hold addresses, not objects")
     if required(document, "shape") == []:
         raise MetadataError("shape: no dimensions, which Zarr before v2 did not have")
     same = {name: required(document, name) for name in ("shape", "chunks", "dtype")}

@@ -16,7 +16,7 @@ from typing import Any
 from zarrfs.zarr import dtypes, fillvalues, v2
 from zarrfs.zarr.common import check_format, node_attributes, regular_grid, required
 from zarrfs.zarr.dtypes import Endian
-from zarrfs.zarr.errors import CodecError, MetadataError
+from zarrfs.zarr.errors import CodecError, MetadataError, Unsupported
 from zarrfs.zarr.jsontext import JSON, named
 from zarrfs.zarr.keys import DEFAULT, FLAT, KeyTemplate
 from zarrfs.zarr.model import SHARDING, ArrayMetadata, CodecSpec, GroupMetadata
@@ -33,7 +33,7 @@ _NESTED_MAX = 8  # shards within shards, and key encodings within key encodings
 _WITH_FILL_ATTRIBUTE = "biufcT"  # kinds of data types; with others, xarray cannot open a data set that has one
 
 
-class Experimental(MetadataError):
+class Experimental(Unsupported):
     """A `zarr.json` that is the entry point of the experimental v3; draft.entry_point() parses it."""
 
 
@@ -64,7 +64,7 @@ def _check_members(document: dict[str, JSON], known: Collection[str]) -> None:
         # early releases of zarr-python 3 wrote these two members with empty values
         empty = not value and name in ("extensions", "consolidated_metadata")
         if name not in known and not ignored and not empty:
-            raise MetadataError(f"{name[:60]!r} must be understood, and is not known")
+            raise Unsupported(f"{name[:60]!r} must be understood, and is not known")
 
 
 def _parse_array(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetadata:
@@ -76,7 +76,7 @@ def _parse_array(document: dict[str, JSON], attributes: dict[str, JSON]) -> Arra
         raise MetadataError("codecs: bytes without endian, for items of several bytes")
     name, grid_configuration = named(required(document, "chunk_grid"), "chunk_grid")
     if name != "regular":
-        raise MetadataError(f"chunk_grid {name[:60]!r} is not known")
+        raise Unsupported(f"chunk_grid {name[:60]!r} is not known")
     chunks = required(grid_configuration, "chunk_shape")
     grid = regular_grid(required(document, "shape"), chunks, dtype)
     _check_shards(codecs, grid.chunks, 0)
@@ -158,7 +158,7 @@ def _text(configuration: dict[str, Any], name: str) -> str | None:
 def _template(name: str, separator: str | None, prefix: str | None, suffix: str | None) -> KeyTemplate:
     """Return the template of an encoding. It may have a prefix and a suffix, as in the first draft of Zarr v3."""
     if name not in ("default", "v2"):
-        raise MetadataError(f"chunk_key_encoding {name[:60]!r} is not known")
+        raise Unsupported(f"chunk_key_encoding {name[:60]!r} is not known")
     if prefix is None and suffix is None:
         if separator not in (None, ".", "/"):
             raise MetadataError("chunk_key_encoding: the separator is neither . nor /")
@@ -190,7 +190,7 @@ def _check_transformers(value: JSON) -> None:
     for item in value:
         name, _configuration = named(item, "storage_transformers")
         if not isinstance(item, dict) or item.get("must_understand") is not False:
-            raise MetadataError(f"storage transformer {name[:60]!r} must be understood, and is not known")
+            raise Unsupported(f"storage transformer {name[:60]!r} must be understood, and is not known")
 
 
 # -- writing
