@@ -176,7 +176,8 @@ def test_a_view_is_writable_only_with_an_upper_directory(tmp_path: Path) -> None
 
 
 BROKEN = {  # documents that break a rule, and an entry that cannot be read
-    "raw/.zarray": '{"zarr_format": 2, "shape": [-1]}', "raw/.zattrs": "[]", ".zattrs": "{", ".zgroup": "1", "raw": None,
+    "raw/.zarray": '{"zarr_format": 2, "shape": [-1]}', "raw/.zattrs": "[]", ".zattrs": "{", ".zgroup": "1",
+    "raw": None,
 }  # fmt: skip
 FILES = {"v3": ("zarr.json",), "v2": (".zarray",), "arrays": (".npy", ".json")}
 

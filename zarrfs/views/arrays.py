@@ -54,8 +54,8 @@ class _ViewEntry(NamedTuple):
 class ArraysView(DecodedView):
     """A store of flat files. Arrays that no file can represent are left out with a warning.
 
-    The files of a node whose document is invalid or unreadable are listed, and opening them raises ReadError. Documents
-    are those of the first look. Reads of items fail if the document of the array has changed since.
+    The files of a node whose document is invalid or unreadable are listed, and opening them raises ReadError.
+    Documents are those of the first look. Reads of items fail if the document of the array has changed since.
     """
 
     name = "arrays"

@@ -13,7 +13,16 @@ import trio
 
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import for_each
-from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, ReadError, StoreError, TargetChanged, ZarrfsError
+from zarrfs.errors import (
+    AccessDenied,
+    IsDirectory,
+    NotDirectory,
+    NotFound,
+    ReadError,
+    StoreError,
+    TargetChanged,
+    ZarrfsError,
+)
 from zarrfs.store.api import Info, Kind, Store, WrappingStore, join_key, split_key
 from zarrfs.store.traversal import NOWHERE, follow
 from zarrfs.system.buffers import Buffer
