@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import secrets
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
 from zarrfs.config import urls
 from zarrfs.config.options import Options
-from zarrfs.config.redaction import split_chain, without_secrets
+from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net.buckets import Buckets
 from zarrfs.net.http import HttpSystem
@@ -21,10 +18,6 @@ from zarrfs.net.responses import System
 from zarrfs.net.services import SERVICES
 from zarrfs.net.threads import ThreadSystem, class_of, parts_of
 from zarrfs.net.weboptions import check_web_options, configuration
-from zarrfs.system.memory import memory_limit
-
-if TYPE_CHECKING:
-    from zarrfs.net.zipfiles import UrlReader
 
 _ANONYMOUSLY = "(requested anonymously: no option names its bucket; -o allow=credentials, see docs/security.md)"
 _ACCOUNT = re.compile(r"([^@/]+)@([^./]+)(\.[^/]+)?")  # of abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/
@@ -33,14 +26,13 @@ _AZURE = re.compile(  # hosts whose addresses only Azure chooses
     re.IGNORECASE,
 )
 _CLIENTS = 100  # clients of buckets, each with connections and credentials: only a hostile set needs more
-_LINKS = 8  # URLs chained by "::": archives within archives
 
 
 class Openers:
     """The systems that serve the URLs of one reader."""
 
-    def __init__(self, options: Options, files: UrlReader, trust: Trust) -> None:
-        self._options, self._files, self._trust = options, files, trust
+    def __init__(self, options: Options, trust: Trust) -> None:
+        self._options, self._trust = options, trust
         self._classes: dict[str, Any] = {}
         self._systems: dict[object, System] = {}
         check_web_options(options)
@@ -52,16 +44,12 @@ class Openers:
             await system.get_ready(url)
 
     async def find(self, url: str) -> tuple[System, str]:
-        """Return (the system that serves `url`, the path of `url` in it).
+        """Return (the system that serves `url`, which is no chain, the path of `url` in it).
 
         Raise ReadError if nothing can serve `url`: an unknown protocol, a missing package, a bucket with a password,
         options or an environment that cannot be used.
         """
         protocols = urls.protocols(url)
-        if len(protocols) > _LINKS:
-            raise ReadError(without_secrets(url), f"more than {_LINKS} URLs chained by '::'")
-        if len(protocols) > 1:
-            return await self._archive(url, protocols[0])
         protocol = protocols[0] if protocols else "file"
         family = urls.names(protocol)[0]
         if family == "http":
@@ -117,31 +105,3 @@ class Openers:
         while self._systems:
             _, system = self._systems.popitem()
             await system.aclose()
-
-    async def _archive(self, url: str, protocol: str) -> tuple[System, str]:
-        from zarrfs.net.zipfiles import LocalArchive, RemoteArchive, ZipSystem
-
-        head = split_chain(url)[0]
-        archive = url[len(head) + 2 :]
-        if protocol != "zip":
-            raise ReadError(without_secrets(url), f"{protocol} before '::' is not supported, only zip")
-        path = head.partition("://")[2].strip("/")
-        found = urls.protocols(archive)
-        remote = bool(found) and found not in (["file"], ["local"])
-        name = ""
-        key = "archive", archive if remote else os.path.abspath(urls.file_path(archive))
-        if remote and key not in self._systems:
-            system, at = await self._files.below().find(archive)
-            name = system.identity(at)
-        elif key not in self._systems:
-            name = secrets.token_hex(8)  # if it has no version: a name that no cached value of another process has
-            with contextlib.suppress(ReadError):  # the error is raised when the archive is read
-                name = await self._files.local.version(key[1])
-        if key not in self._systems:
-            opened: LocalArchive | RemoteArchive
-            if remote:
-                opened = RemoteArchive(self._files.below(), archive, name)
-            else:
-                opened = LocalArchive(self._files.local, key[1], name)
-            self._systems[key] = ZipSystem(opened, self._options.document_limit, memory_limit(self._options))
-        return self._systems[key], path

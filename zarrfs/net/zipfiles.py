@@ -14,20 +14,19 @@ import io
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import IO, Any, TypeAlias, TypeVar
 
 import trio
 
-from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import ReadError, TargetMissing
 from zarrfs.net.responses import Entry, Fetched, System, too_large
 from zarrfs.system.buffers import Buffer
 
-if TYPE_CHECKING:
-    from zarrfs.system.localfiles import LocalFiles
-
 T = TypeVar("T")
+Size: TypeAlias = Callable[[], Awaitable[int]]
+# (offset, length, low, high): read a range; [low, high) is the extent, a member or the index, that contains it
+Read: TypeAlias = Callable[[int, int, int, int], Awaitable[Buffer]]
 
 _LOCAL_HEADER = 30  # bytes, before the name and the extra field
 _UTF_8 = 1 << 11  # flag of a member whose name is in UTF-8
@@ -42,71 +41,26 @@ _MEMORY_OF_DIRECTORY = 300  # bytes of memory for a directory, without its name
 _AHEAD = 8 << 20  # bytes: a compressed member up to this size is fetched into the cache as a whole
 
 
-class UrlReader(Protocol):
-    """The reader of remote archives, which reads URLs through the block cache (store.remotefiles.RemoteFiles)."""
-
-    local: LocalFiles
-
-    def below(self) -> UrlReader:
-        """Return the reader for the archives themselves, as opposed to their members."""
-        ...
-
-    async def find(self, url: str) -> tuple[System, str]:
-        """Return (the system that serves `url`, the path of `url` in it)."""
-        ...
-
-    async def size(self, url: str) -> int:
-        """Return the size of `url` in bytes. Raise ReadError if that fails."""
-        ...
-
-    async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
-        """Read a range of `url`; [low, high) is the extent (a member, or the index) that contains the range."""
-        ...
-
-
-class LocalArchive:
-    """An archive that is a local file. `files` is closed by its owner."""
-
-    def __init__(self, files: LocalFiles, path: str, version: str) -> None:
-        """Open nothing yet. `version` identifies the file, so that its cached members are not used for another one."""
-        self.shown, self.identity, self._files = path, f"file://{path}#{version}", files
-
-    async def size(self) -> int:
-        return await self._files.size(self.shown)
-
-    async def read(self, offset: int, length: int, low: int, high: int) -> Buffer:
-        return await self._files.read(self.shown, offset, length)
-
-
-class RemoteArchive:
-    """An archive at a URL. `files` is closed by its owner."""
-
-    def __init__(self, files: UrlReader, url: str, identity: str) -> None:
-        self.shown, self.identity, self._files, self._url = without_secrets(url), identity, files, url
-
-    async def size(self) -> int:
-        return await self._files.size(self._url)
-
-    async def read(self, offset: int, length: int, low: int, high: int) -> Buffer:
-        return await self._files.read(self._url, offset, length, low, high)
-
-
 class ZipSystem(System):
     """The members of a zip file; a path is a member's name, "" the root."""
 
     immutable = True
     nested = True
 
-    def __init__(self, archive: LocalArchive | RemoteArchive, limit: int, memory: int) -> None:
-        """Read whole members up to `limit` bytes. The index may take about max(`memory`, _LEAST) bytes of memory."""
-        self._archive, self._limit, self._memory = archive, limit, max(memory, _LEAST)
+    def __init__(self, archive: str, name: str, size: Size, read: Read, limit: int, memory: int) -> None:
+        """Read whole members up to `limit` bytes. The index may take about max(`memory`, _LEAST) bytes of memory.
+
+        `archive` is its URL in messages, `name` its identity.
+        """
+        self._archive, self._name, self._size, self._read = archive, name, size, read
+        self._limit, self._memory = limit, max(memory, _LEAST)
         self._lock = trio.Lock()
         self._threads = trio.CapacityLimiter(_THREADS)
         self._zip: zipfile.ZipFile | None = None
         self._starts: list[int] = []  # sorted offsets of all members, of the index and of the end
         self._directories: dict[str, set[str]] = {"": set()}
         self._room = 0  # bytes that more directories may take
-        self._idle: list[tuple[str, Any]] = []
+        self._idle: dict[str, IO[bytes]] = {}  # compressed members, open where the last read ended
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
         info = await self._member(path)
@@ -122,8 +76,8 @@ class ZipSystem(System):
         else:
             low, high = self._extent(self._header_at(path, info))
             if high - low <= _AHEAD:  # fetch the member before zipfile reads it, which holds a lock
-                await self._archive.read(low, 1, low, high)
-            data = await self._thread(path, self._decompressed, path, start, stop)
+                await self._read(low, 1, low, high)
+            data = await self._thread(path, self._decompressed, await self._open(), path, start, stop)
         return Fetched(data, None, info.file_size)
 
     async def stat(self, path: str) -> Entry:
@@ -141,19 +95,18 @@ class ZipSystem(System):
         return [await self.stat(self.child(path, name)) for name in self._directories[path]]
 
     def shown(self, path: str) -> str:
-        return f"zip://{path}::{self._archive.shown}"
+        return f"zip://{path}::{self._archive}"
 
     def host(self, path: str) -> str:
         # not the host of the archive, because a request for a member waits for requests to that host
         return self.shown("")
 
     def identity(self, path: str) -> str:
-        return f"zip://{path}::{self._archive.identity}"
+        return f"zip://{path}::{self._name}"
 
     async def aclose(self) -> None:
-        for _, file in self._idle:
-            file.close()
-        self._idle.clear()
+        while self._idle:
+            self._idle.popitem()[1].close()
 
     # -- the index
 
@@ -161,7 +114,7 @@ class ZipSystem(System):
         if self._zip is None:
             async with self._lock:
                 if self._zip is None:
-                    size = await self._archive.size()
+                    size = await self._size()
                     self._starts = [0, size]
                     found = await self._thread("", self._read_index, size)
                     self._zip = found
@@ -188,7 +141,7 @@ class ZipSystem(System):
 
     def _too_large(self, what: str) -> ReadError:
         rule = f"its index, of {what}, would take more than {self._memory} bytes of memory (-o memory_limit=)"
-        return ReadError(self._archive.shown, rule)
+        return ReadError(self._archive, rule)
 
     def _add(self, name: str, directory: bool) -> None:
         if directory:
@@ -234,58 +187,44 @@ class ZipSystem(System):
         """Read up to `length` bytes within one extent, for zipfile in a worker thread."""
         low, high = self._extent(offset)
         length = min(length, high - offset)
-        return trio.from_thread.run(self._archive.read, offset, length, low, high)
+        return trio.from_thread.run(self._read, offset, length, low, high)
 
     async def _stored(self, path: str, info: zipfile.ZipInfo, start: int, stop: int) -> Buffer:
         at = self._header_at(path, info)
         low, high = self._extent(at)
         expected = info.orig_filename.encode("utf-8" if info.flag_bits & _UTF_8 else "cp437")
-        header = bytes(await self._archive.read(at, min(_LOCAL_HEADER + len(expected), high - at), low, high))
+        header = bytes(await self._read(at, min(_LOCAL_HEADER + len(expected), high - at), low, high))
         if header[:4] != b"PK\x03\x04" or header[_LOCAL_HEADER:] != expected:
             raise ReadError(self.shown(path), "bad zip file: no header of the member where the index says")
         name, extra = struct.unpack_from("<HH", header, 26)
         begin = at + _LOCAL_HEADER + name + extra
         if begin + info.file_size > high:
             raise ReadError(self.shown(path), "bad zip file: the member is longer than its place")
-        data = await self._archive.read(begin + start, stop - start, low, high)
+        data = await self._read(begin + start, stop - start, low, high)
         if stop - start == info.file_size and zlib.crc32(data) != info.CRC:
             raise ReadError(self.shown(path), "bad zip file: wrong checksum")
         return data
 
-    def _decompressed(self, path: str, start: int, stop: int) -> bytes:
-        assert self._zip is not None
-        file = self._take(path, start)
+    def _decompressed(self, archive: zipfile.ZipFile, path: str, start: int, stop: int) -> bytes:
+        # each file is in one thread, which removes it from _idle
+        file = self._idle.pop(path, None) or archive.open(path)
         try:
-            if file.tell() != start:
-                file.seek(start)
-            data = bytes(file.read(stop - start))
+            file.seek(start)
+            data = file.read(stop - start)
         except BaseException:
             file.close()
             raise
-        self._idle.append((path, file))
+        self._idle[path] = file
         while len(self._idle) > _IDLE:
-            self._idle.pop(0)[1].close()
+            with contextlib.suppress(KeyError, StopIteration, RuntimeError):  # another thread has changed it
+                self._idle.pop(next(iter(self._idle))).close()
         return data
-
-    def _take(self, path: str, start: int) -> Any:
-        """Return the open file of the member with the nearest position before `start`, or a new one."""
-        assert self._zip is not None
-        # several threads share the list: only the one whose remove() succeeds uses the file
-        for at in sorted(range(len(self._idle)), reverse=True):
-            try:
-                name, file = self._idle[at]
-                if name == path and file.tell() <= start:
-                    self._idle.remove((name, file))
-                    return file
-            except (IndexError, ValueError):
-                continue
-        return self._zip.open(path)
 
     async def _thread(self, path: str, function: Callable[..., T], *args: Any) -> T:
         try:
             return await trio.to_thread.run_sync(function, *args, limiter=self._threads)
         except _BAD as exc:
-            where = self.shown(path) if path else self._archive.shown
+            where = self.shown(path) if path else self._archive
             raise ReadError(where, f"bad zip file: {exc}") from exc
 
 

@@ -6,7 +6,11 @@ sequential reader, or for random reads in smaller pieces.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import os
+import secrets
 from collections.abc import Iterator, Sequence
 
 from zarrfs.cache.block_request import BlockRequest
@@ -16,6 +20,7 @@ from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import for_each
 from zarrfs.config import urls
 from zarrfs.config.options import Options
+from zarrfs.config.redaction import split_chain, without_secrets
 from zarrfs.errors import ReadError
 from zarrfs.net import openers
 from zarrfs.net.reach import Trust
@@ -23,9 +28,11 @@ from zarrfs.net.request_queue import PART
 from zarrfs.net.responses import Entry, Page, System
 from zarrfs.system.buffers import Buffer, unfilled
 from zarrfs.system.localfiles import LocalFiles
+from zarrfs.system.memory import memory_limit
 
 _PIECE = 512 << 10  # bytes of a large value that are fetched for a random read
 _WINDOW = 4  # parts in the first read-ahead window
+_LINKS = 8  # URLs chained by "::": archives within archives
 _FOUND = 65_536  # URLs whose system is cached
 
 
@@ -44,7 +51,8 @@ class RemoteFiles:
         self._owns_local = local is None
         self.blocks = Blocks(options)
         self._options = options
-        self._openers = openers.Openers(options, self, self.trust)
+        self._openers = openers.Openers(options, self.trust)
+        self._archives: dict[str, System] = {}
         self._below: RemoteFiles | None = None
         self._found: LRU[str, tuple[System, str]] = LRU(_FOUND)
         self._streams = Streams(slack=PART, reads=2)
@@ -73,8 +81,41 @@ class RemoteFiles:
         """Return (system, path in it) of a URL; if the URL is a chain, open the archive."""
         found = self._found.get(url)
         if found is None:
-            found = self._found.put(url, await self._openers.find(url))
+            chain = len(urls.protocols(url)) > 1
+            found = self._found.put(url, await (self._in_archive(url) if chain else self._openers.find(url)))
         return found
+
+    async def _in_archive(self, url: str) -> tuple[System, str]:
+        """Return (the archive of a chain, the name of a member); open nothing yet."""
+        from zarrfs.net.zipfiles import Read, Size, ZipSystem
+
+        links = urls.protocols(url)
+        if len(links) > _LINKS:
+            raise ReadError(without_secrets(url), f"more than {_LINKS} URLs chained by '::'")
+        if links[0] != "zip":
+            raise ReadError(without_secrets(url), f"{links[0]} before '::' is not supported, only zip")
+        head = split_chain(url)[0]
+        archive = url[len(head) + 2 :]
+        if archive not in self._archives:
+            size: Size
+            read: Read
+            if urls.protocols(archive) in ([], ["file"], ["local"]):
+                file = shown = os.path.abspath(urls.file_path(archive))
+                name = secrets.token_hex(8)  # that no cached value of another process has
+                with contextlib.suppress(ReadError):  # the error is raised when the archive is read
+                    name = await self.local.version(file)
+                name = f"file://{file}#{name}"
+                size = functools.partial(self.local.size, file)
+                read = lambda offset, length, low, high: self.local.read(file, offset, length)  # noqa: E731
+            else:
+                below = self.below()
+                system, at = await below.find(archive)
+                shown, name = without_secrets(archive), system.identity(at)
+                size, read = functools.partial(below.size, archive), functools.partial(below.read, archive)
+            options = self._options
+            opened = ZipSystem(shown, name, size, read, options.document_limit, memory_limit(options))
+            self._archives.setdefault(archive, opened)
+        return self._archives[archive], head.partition("://")[2].strip("/")
 
     async def get_ready(self, url: str) -> None:
         """Import and start what reading `url` needs; do nothing for a chain. Send no request."""
@@ -178,6 +219,8 @@ class RemoteFiles:
     async def aclose(self) -> None:
         """Close connections and archives."""
         await self.blocks.aclose()
+        for archive in self._archives.values():
+            await archive.aclose()
         await self._openers.aclose()
         if self._below is not None:
             await self._below.aclose()
