@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,9 +26,10 @@ from zarrfs.metrics.counters import COUNTS
 from zarrfs.references import parquet
 from zarrfs.references.parquet import ParquetStore
 from zarrfs.references.parquet_metadata import Bound
-from zarrfs.references.parquet_pages import expanded_size
 from zarrfs.references.parquet_records import parse_record
 from zarrfs.sources import plan_source
+from zarrfs.system import bounded
+from zarrfs.system.processes import children
 
 VALUES = {str(number): b"%d" % number for number in range(10)}
 
@@ -222,9 +222,10 @@ def _thrift_integer(value: int) -> bytes:
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("dictionary", [False, True])
 def test_a_small_record_file_that_expands_to_much(lies: bool, version: str, dictionary: bool, tmp_path: Path) -> None:
-    """The file is refused before it is decompressed, even if its footer claims a small size."""
+    """The file takes no more than 300 MB, even if its footer claims a small size."""
+    bounded.end_idle()
     root = write_set(tmp_path / "set", {"a/.zarray": zarray([1], [1])}, {}, 1)
-    table, path = pa.table({"raw": pa.array([bytes(100 << 20)])}), root / "a/refs.0.parq"
+    table, path = pa.table({"raw": pa.array([bytes(300 << 20)])}), root / "a/refs.0.parq"
     path.parent.mkdir(exist_ok=True)
     pa.parquet.write_table(
         table, path, compression="zstd", write_statistics=False, use_dictionary=dictionary, data_page_version=version
@@ -242,8 +243,10 @@ def test_a_small_record_file_that_expands_to_much(lies: bool, version: str, dict
     refused = chunks_of(root, memory_limit=256 << 20)["0"]
     assert isinstance(refused, str)  # else a failure would print 100 MiB
     assert refused == f"{path}: expands to more than {64 << 20} bytes (-o memory_limit=)"
+    for process in children():
+        assert int(Path(f"/proc/{process}/status").read_text().split("VmHWM:")[1].split()[0]) < 300_000
     if not lies and dictionary:  # one file of each version suffices to show that the files are valid
-        whole = chunks_of(root, memory_limit=1 << 30)["0"] == bytes(100 << 20)
+        whole = chunks_of(root, memory_limit=2 << 30)["0"] == bytes(300 << 20)
         assert whole
 
 
@@ -271,50 +274,7 @@ def test_a_large_record_file_behind_a_url_is_not_fetched_whole(faulty: Faulty, t
     assert ("GET", "/large/a/refs.0.parq", f"bytes=0-{64 << 20}") in faulty.requests
 
 
-def test_an_encoding_of_unbounded_size_is_refused(tmp_path: Path) -> None:
-    """No header limits the decoded size of DELTA_BYTE_ARRAY, whose values share prefixes."""
-    root = make(tmp_path / "set")
-    table = pa.table({"raw": pa.array([bytes(10_000)] * 4)})
-    pa.parquet.write_table(
-        table, root / "a/refs.0.parq", use_dictionary=False, column_encoding={"raw": "DELTA_BYTE_ARRAY"}
-    )
-    assert "refs.0.parq: a damaged Parquet file: the encoding DELTA_BYTE_ARRAY" in str(chunks_of(root)["0"])
-
-
-@pytest.mark.parametrize("values", [b"\x19\xfc" + b"\xbf\x84\x3d" + bytes(999_999), b"\x11" * 999_999])
-def test_a_page_header_of_too_many_values_is_refused(values: bytes) -> None:
-    """Each value, an empty struct in a list or a field, takes one byte of the file and a hundred in memory."""
-    sink = pa.BufferOutputStream()
-    table = pa.table({"raw": [os.urandom(1 << 20)]})
-    pa.parquet.write_table(table, sink, use_dictionary=False, compression="NONE", write_statistics=False)
-    data = bytearray(sink.getvalue().to_pybytes())
-    header = b"\x25\x00\x15\x00" + values
-    data[4 : 4 + len(header)] = header
-    tracemalloc.start()
-    try:
-        with pytest.raises(ValueError, match="a damaged Parquet file: a header of more than 262144 values"):
-            parse_record(bytes(data), 1, Bound(1 << 30, "memory_limit"))
-        assert tracemalloc.get_traced_memory()[1] < 60 << 20
-    finally:
-        tracemalloc.stop()
-
-
-@pytest.mark.parametrize("groups", [1, 14])
-def test_columns_whose_pages_overlap_are_refused(groups: int) -> None:
-    pages = b"\x25\x00\x15\x00\x00" * 1000
-    numbers = b"\x36\x00\x16" + _thrift_integer(len(pages)) + b"\x26" + _thrift_integer(4)  # sizes and offset
-    column = b"\x3c\x39\x18\x03raw" + numbers + b"\x00\x00"
-    group = b"\x19\x1c" + column + b"\x26" + _thrift_integer(1) + b"\x00"
-    footer = b"\x49" + bytes([groups << 4 | 12]) + group * groups + b"\x00"
-    data = memoryview(b"PAR1" + pages + footer + len(footer).to_bytes(4, "little") + b"PAR1")
-    if groups == 1:
-        assert expanded_size(data, ["raw"]) == (1, 0)
-    else:
-        with pytest.raises(ValueError, match="columns that overlap"):
-            expanded_size(data, ["raw"])
-
-
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(at=st.integers(0, 10_000), byte=st.integers(0, 255), cut=st.integers(0, 10_000))
 def test_damage_anywhere_is_an_error_or_a_record(at: int, byte: int, cut: int) -> None:
     sink = pa.BufferOutputStream()
@@ -327,13 +287,13 @@ def test_damage_anywhere_is_an_error_or_a_record(at: int, byte: int, cut: int) -
         assert len([record.row(number) for number in range(4)]) == 4
 
 
-def test_damage_to_every_byte_of_a_footer() -> None:
-    """Reading the metadata of a damaged column with pyarrow would abort the process."""
+def test_damage_to_the_bytes_of_a_footer() -> None:
+    """Reading the metadata of a damaged column with pyarrow may abort the process."""
     sink = pa.BufferOutputStream()
     pa.parquet.write_table(pa.table(columns([b"x", None, ["u", 1, 2]], 4)), sink)
     whole = sink.getvalue().to_pybytes()
-    for at in range(len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"), len(whole)):
-        for value in (0, 1, whole[at] ^ 128, 35, 255):
+    for at in range(len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"), len(whole), 7):
+        for value in (0, 35, 255):
             data = bytearray(whole)
             data[at] = value
             with contextlib.suppress(ValueError):

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from tests.zarr.chunks import array_of
+from zarrfs.system import bounded
+from zarrfs.system.processes import children
 from zarrfs.zarr import external
 from zarrfs.zarr.codecs import CodecError, check_codecs, decode_chunk
 
@@ -81,8 +83,7 @@ def bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield "numcodecs.zarrfs-tests-bomb"
     monkeypatch.undo()
     numcodecs.registry.run_entrypoints()
-    while external._idle:  # idle children have this test's directory in sys.path
-        external._idle.pop().end()
+    bounded.end_idle()  # idle children have this test's directory in sys.path
 
 
 def bombed(name: str, size: int, **configuration: Any) -> Any:
@@ -104,11 +105,11 @@ def test_memory_of_an_external_codec_is_bounded(bomb: str) -> None:
 
 def test_a_child_process_receives_a_larger_chunk_than_it_could_decode_before(bomb: str) -> None:
     assert bombed(bomb, 1000).tolist() == [1] * 1000
-    (child,) = external._idle
+    before = children()
     stored = (1000).to_bytes(512 << 20, "little")
     codec = external.ExternalCodec(bomb.removeprefix("numcodecs."), {"does": "first"}, 1000)
     assert bytes(codec.decode(stored)) == bytes([1]) * 1000
-    assert external._idle == [child]
+    assert children() == before
 
 
 def test_input_of_an_external_codec_may_be_much_longer_than_its_items(bomb: str) -> None:
@@ -126,7 +127,7 @@ def test_an_external_codec_that_dies_or_hangs_is_an_error(bomb: str, monkeypatch
     with monkeypatch.context() as patch:
         array = array_of("|u1", (1000,), ("bytes", {}), (bomb, {"does": "hang"}))
         assert check_codecs(array) == []  # a child process is idle
-        patch.setattr(external, "_TIMEOUT", 0.2)
+        patch.setattr(bounded, "TIMEOUT", 0.2)
         with pytest.raises(CodecError, match=r"zarrfs-tests-bomb: no answer within 0\.2 s"):
             decode_chunk(array, (1000).to_bytes(8, "little"))
     with pytest.raises(CodecError, match=r"zarrfs-tests-bomb: .*unexpected keyword argument 'nonsense'"):

@@ -23,7 +23,8 @@ from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, SourceError, StoreError, TargetMissing
 from zarrfs.references.keys import printable as shown
 from zarrfs.references.parquet_files import Directory, Remote
-from zarrfs.references.parquet_metadata import ABSENT, DOCUMENT, UNKNOWN, Bound, ParquetSet, is_chunk_like, read_set
+from zarrfs.references.parquet_metadata import DOCUMENT, Bound, ParquetSet, is_chunk_like, read_set
+from zarrfs.references.parquet_records import ABSENT, UNKNOWN, RecordFile, RecordRow, parse_record
 from zarrfs.store.api import Info, Kind, Store, Usage, Value, join_key, split_key
 from zarrfs.store.targets import TargetReader, Targets
 from zarrfs.store.values import BytesValue
@@ -34,7 +35,6 @@ from zarrfs.zarr.grid import Grid
 if TYPE_CHECKING:
     from zarrfs.config.options import Options
     from zarrfs.documents.plan import Plan
-    from zarrfs.references.parquet_records import RecordFile, RecordRow
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +107,7 @@ class ParquetStore(Store):
         self._set: ParquetSet | None = None
         self._lock = trio.Lock()
         self._records: BlockCache[RecordFile | _NoRecord] = BlockCache(memory)
+        self._parsing = trio.CapacityLimiter(1)  # child processes, which hold a record file each
         self._failures: LRU[tuple[str, int], tuple[float, ReadError]] = LRU(_FAILURES)
         self._sizes: LRU[str, int] = LRU(_SIZES)
         self._asking: SingleFlight[str] = SingleFlight()
@@ -310,8 +311,8 @@ class ParquetStore(Store):
                         yield name, UNKNOWN
                     continue
                 sizes = record.sizes(low - at, high - at)
-                if (sizes != ABSENT).any():
-                    for name, size in zip(grid.names(low, high), sizes.tolist(), strict=True):
+                if sizes.count(ABSENT) < len(sizes):
+                    for name, size in zip(grid.names(low, high), sizes, strict=True):
                         if size != ABSENT:
                             yield name, size
 
@@ -397,7 +398,9 @@ class ParquetStore(Store):
             raise
         await self._place.check()
         try:
-            return await trio.to_thread.run_sync(_parse, data, self._set.record_size, self._limit)
+            return await trio.to_thread.run_sync(
+                parse_record, data, self._set.record_size, self._limit, limiter=self._parsing
+            )
         except ValueError as exc:
             raise ReadError(self._shown(array, number), str(exc)) from None
 
@@ -456,12 +459,6 @@ def _record_files(grid: Grid, record_size: int) -> int:
 
 def _record_key(array: str, number: int) -> str:
     return join_key(array, f"refs.{number}.parq")
-
-
-def _parse(data: Buffer, record_size: int, limit: Bound) -> RecordFile:
-    from zarrfs.references.parquet_records import parse_record  # numpy and pyarrow are imported in the worker thread
-
-    return parse_record(data, record_size, limit)
 
 
 class _RangeValue(Value):

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from zarrfs.concurrency.lru import LRU
 from zarrfs.config import urls
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import AccessDenied, ReadError, TargetChanged, TargetMissing
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 _CHANGED = "has changed since it was first read: the set is another one now"
 _GONE = "has gone since it was first read"
-_REMEMBERED = 65_536  # record files whose identity is kept
 _RECORD = re.compile(r"refs\.(0|[1-9][0-9]{0,18})\.parq", re.ASCII)
 
 
@@ -110,7 +108,7 @@ class Remote:
         self._files = RemoteFiles(options)
         self.local = self._files.local
         self._version: Entry | None = None  # of `.zmetadata`
-        self._records: LRU[str, tuple[object, ...]] = LRU(_REMEMBERED)  # identities of record files
+        self._records: dict[str, tuple[object, ...]] = {}  # identities of all record files that were read
 
     async def read(self, key: str) -> Buffer:
         system, path = await self._files.find(self._url)
@@ -129,9 +127,8 @@ class Remote:
         if len(found.data) == stop:
             raise ReadError(self.shown(key), str(self._record))
         identity = len(found.data), found.tag, found.mtime_ns
-        if self._records.get(key, identity) != identity:
+        if self._records.setdefault(key, identity) != identity:
             raise TargetChanged(self.shown(key), _CHANGED)
-        self._records.put(key, identity)
         return bytes(found.data)
 
     async def check(self) -> None:

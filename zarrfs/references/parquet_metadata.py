@@ -18,7 +18,6 @@ from zarrfs.zarr.grid import Grid, one_for_empty
 
 DOCUMENT = ".zmetadata"
 RECORD_SIZE = b'"record_size"'  # distinguishes a set's document from a Zarr store's
-ABSENT, UNKNOWN = -1, -2  # in place of the size of a chunk: no such chunk; size not known yet
 RECORD_SIZE_MAX = 2**31 - 1  # rows of a record file, which is read as a whole
 _CHUNK_LIKE = re.compile(r"[0-9]+(?:[./][0-9]+)*", re.ASCII)
 _REPORTED_MAX = 20  # problems that are reported as warnings; more are only counted
