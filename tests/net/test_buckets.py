@@ -252,6 +252,23 @@ def test_keys_are_found_in_the_environment_and_by_botocore(
         assert fetch([f"s3.profile={profile}"], on_s3[1], 100, 300).data == VALUE[100:300]
     with pytest.raises(AccessDenied, match="names an endpoint"):
         fetch(["s3.profile=elsewhere"], on_s3[1], 0, 10)
+    script = tmp_path / "hanging"  # it hangs once
+    hang = f"[ -e {tmp_path}/hung ] || {{ touch {tmp_path}/hung; sleep 60; }}"
+    script.write_text(f"#!/bin/sh\n{hang}\ncat {tmp_path}/answer\n")
+    script.chmod(0o755)
+    with (tmp_path / "config").open("a") as file:
+        file.write(f"[profile hanging]\ncredential_process = {script}\n")
+
+    async def patiently(system: System, path: str) -> Fetched:
+        with trio.fail_after(30):
+            while True:
+                try:
+                    return await system.fetch(path, 100, 300)
+                except Transient:
+                    await trio.sleep(0.5)
+
+    found = with_system(["s3.profile=hanging", "read_timeout=5s"], on_s3[1], patiently)
+    assert found.data == VALUE[100:300]
     with (tmp_path / "config").open("a") as file:
         file.write(f"[profile failing]\ncredential_process = sh -c 'echo >> {tmp_path}/tried; exit 1'\n")
 

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 _ASK = 60.0  # seconds after which the library is asked for the present key or token
 _LOG_IN = 60.0  # seconds between two logins because a server has refused the access
 _AGAIN = 5.0  # seconds after which credentials that were not reached are looked for again
+_THREADS = 8  # each call that hangs holds one
 _GOOGLE_SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"
 _AZURE_SCOPE = "https://storage.azure.com/.default"
 _AZURE_SECRET = ("tenant_id", "client_id", "client_secret")
@@ -54,7 +55,7 @@ class Credentials:
         self._until = 0.0  # when the library is asked again
         self._logged_in = -math.inf  # when the last login because of a refusal began
         self._error, self._passing = "", False  # why the library has failed last, and whether a retry may help
-        self._lock, self._threads = trio.Lock(), trio.CapacityLimiter(1)
+        self._lock, self._threads = trio.Lock(), trio.CapacityLimiter(_THREADS)
 
     async def get(self, where: str, refused: Access | None = None) -> Access:
         """Return the access that holds now. Raise AccessDenied if there is none, or Transient if a retry may help.
@@ -88,6 +89,7 @@ class Credentials:
                 self._find, self._access = asked, access
             self._error = ""
         except trio.TooSlowError:
+            self._find = None  # its library may wait under a lock
             self._error, self._passing = f"its credentials are not found within {self._timeout:g} s", True
         except Exception as exc:
             self._error, self._passing = f"its credentials: {redact_text(str(exc))}", _is_of_network(exc)
