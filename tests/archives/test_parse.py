@@ -398,7 +398,7 @@ def test_an_invalid_mtime_is_ignored_with_a_warning(mtime: Any) -> None:
 
 @pytest.mark.parametrize(
     ("text", "rule"),
-    [(b"[] x", "column 4"), (b'[{"path": "a"', "column"), (b"[" * 5000 + b"]" * 5000, "nested too deeply")],
+    [(b"[] x", "at byte 3"), (b'[{"path": "a"', "at byte 13"), (b"[" * 5000 + b"]" * 5000, "nested too deeply")],
     ids=["garbage", "end", "depth"],
 )
 def test_text_that_is_not_json(text: bytes, rule: str) -> None:

@@ -74,10 +74,6 @@ def test_merged_slices_equal_the_document(root: Any, indent: int | None, raw: bo
     written = json.dumps(root, indent=indent, ensure_ascii=not raw, separators=separators)
     text = (blanks + written + blanks).encode("utf-8", "replace")
     expected = json.loads(text)
-    if not isinstance(expected, dict | list) and len(text) >= json_document.WINDOW:
-        with pytest.raises(SourceError, match="neither an object nor an array"):
-            together(text, ())
-        return
     assert together(text, ()) == expected
     if not (isinstance(expected, dict) and expected.get("refs", 1) in ({}, [])):  # an empty member has no slice
         assert together(text, ("refs",)) == expected
@@ -98,8 +94,7 @@ def test_invalid_json_is_refused(root: Any, data: st.DataObject) -> None:
             with pytest.raises(SourceError, match=r"^x\.json: not JSON: "):
                 together(broken, apart)
     else:
-        if isinstance(expected, dict | list) or len(broken) < json_document.WINDOW:
-            assert together(broken, ()) == expected
+        assert together(broken, ()) == expected
 
 
 @pytest.mark.parametrize(
@@ -126,7 +121,7 @@ def test_a_late_error_names_its_position() -> None:
 @pytest.mark.parametrize("apart", [(), ("refs",)])
 def test_bytes_that_are_not_utf_8_are_quoted(apart: tuple[str, ...]) -> None:
     text = b'{"refs":{' + b'"k":["u",1,1],' * 200 + b'"x/na\xffme":"v","z":1}}'
-    with pytest.raises(SourceError, match=r"not UTF-8: '.*x/na\\\\xffme.*\(at byte [\d,]+\)$") as caught:
+    with pytest.raises(SourceError, match=r"not UTF-8: '.*x/na\\\\xff.*\(at byte [\d,]+\)$") as caught:
         together(text, apart)
     (at,) = re.findall(r"at byte ([\d,]+)", caught.value.rule)
     assert int(at.replace(",", "")) == text.index(b"\xff")
@@ -138,19 +133,6 @@ def test_whole_numbers_of_any_size() -> None:
     for apart in (), ("refs",):
         assert together(text, apart) == json.loads(text)
         assert str(together(text, apart)) == str(json.loads(text))
-
-
-@pytest.mark.parametrize("rest", ["", ', "z": [' + "1, " * 1000 + "1]"])
-def test_numbers_nested_deeper_than_json_takes_are_refused(rest: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = f'{{"refs": {{"k": {{"n": {2**64}}}}}{rest}}}'.encode()
-
-    def too_deep(_text: object) -> object:  # the depth that json accepts depends on the version of Python
-        raise RecursionError
-
-    monkeypatch.setattr(json, "loads", too_deep)
-    for apart in (), ("refs",):
-        with pytest.raises(SourceError, match=r"^x\.json: not JSON: nested too deeply \(at byte \d+\)$"):
-            together(text, apart)
 
 
 def test_a_byte_order_mark_is_skipped() -> None:

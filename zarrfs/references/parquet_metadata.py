@@ -10,7 +10,6 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from zarrfs.documents.json_document import repeated
 from zarrfs.errors import SourceError
 from zarrfs.references.keys import printable, set_key_rule
 from zarrfs.store.api import Kind, split_key
@@ -22,8 +21,7 @@ RECORD_SIZE_MAX = 2**31 - 1  # rows of a record file, which is read as a whole
 _CHUNK_LIKE = re.compile(r"[0-9]+(?:[./][0-9]+)*", re.ASCII)
 _REPORTED_MAX = 20  # problems that are reported as warnings; more are only counted
 # JSON text that ujson writes differently: strings, and the padding of an exponent such as e-07
-_STRING = repeated(rb'[^"\\]++|\\.').decode()
-_TOKEN = re.compile(rf'"{_STRING}"|e[+-]0')
+_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*"|e[+-]0')
 _ESCAPE = re.compile(r"/|\\u007f|\\.")
 _ESCAPED = {"/": "\\/", "\\u007f": "\x7f"}  # how ujson writes them
 
