@@ -148,12 +148,6 @@ class NotDirectory(StoreError):
     errno = errno.ENOTDIR
 
 
-class ReadOnly(StoreError):
-    """the store is read-only"""
-
-    errno = errno.EROFS
-
-
 class Refused(StoreError):
     """a refusal of the file system, with its errno (EEXIST, ENOTEMPTY, EXDEV, ...)"""
 

@@ -13,9 +13,10 @@ import trio
 from zarrfs.copying.check import READERS, check
 from zarrfs.copying.check_report import CheckReport
 from zarrfs.errors import AccessDenied, OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash
+from zarrfs.store.api import walk
 from zarrfs.store.index import IndexStore
 from zarrfs.store.indexfile import IndexWriter, Region
-from zarrfs.store.traversal import follow, walk
+from zarrfs.store.traversal import follow
 
 ERRORS = {
     "missing": TargetMissing,

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from zarrfs import sources
 from zarrfs.config.options import Options
-from zarrfs.store.api import Kind
+from zarrfs.store.api import Kind, walk
 from zarrfs.store.index import IndexStore
-from zarrfs.store.traversal import walk
 
 TARGET = bytes(range(256)) * 4  # the contents of each target of a random set
 

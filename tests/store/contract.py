@@ -1,4 +1,4 @@
-"""The contract of every Store, as tests: subclasses of StoreContract or WritableContract define open().
+"""The contract of every Store, as tests: subclasses of StoreContract define open().
 
 A model is a dict of keys and values; its directories are the proper prefixes of its keys.
 """
@@ -17,9 +17,8 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zarrfs.errors import InvalidKey, IsDirectory, NameTooLong, NotDirectory, NotFound
+from zarrfs.errors import InvalidKey, IsDirectory, NotDirectory, NotFound
 from zarrfs.store.api import Info, Kind, Store, Usage, join_key
-from zarrfs.store.directory import FileSystemStore
 
 Tree = dict[str, bytes]
 Check = Callable[[Any], Awaitable[None]]
@@ -352,128 +351,3 @@ class _CancelAfter(trio.abc.Instrument):
             self._left -= 1
             if not self._left:
                 self._scope.cancel()
-
-
-_CHANGES = st.lists(
-    st.tuples(st.sampled_from(["set", "delete", "open", "read"]), st.sampled_from(["x", "y", "d/x", "d/e/y"]),
-              st.binary(max_size=40)),
-    max_size=25,
-)  # fmt: skip
-
-
-class WritableContract(StoreContract):
-    """Tests of the methods that read and of those that write."""
-
-    @pytest.mark.parametrize("change", ["replace", "delete"])
-    def test_an_open_value_keeps_its_bytes(self, change: str) -> None:
-        async def check(store: FileSystemStore) -> None:
-            with contextlib.closing(await store.open("a/c/0/0")) as value:
-                if change == "replace":
-                    await store.set("a/c/0/0", b"new")
-                else:
-                    await store.delete("a/c/0/0")
-                assert bytes(await value.read(0, value.size)) == TREE["a/c/0/0"]
-            if change == "replace":
-                assert bytes(await store.get("a/c/0/0")) == b"new"
-
-        self.run(check)
-
-    def test_random_changes(self) -> None:
-        """Values and listings are compared with a dict; an open value keeps the bytes it had when it was opened."""
-
-        @settings(max_examples=self.examples, deadline=None, suppress_health_check=list(HealthCheck))
-        @given(changes=_CHANGES)
-        def check(changes: list[tuple[str, str, bytes]]) -> None:
-            async def run(store: FileSystemStore) -> None:
-                model: Tree = {"z": b"stays"}
-                held: list[tuple[Any, bytes]] = []
-                for operation, key, data in changes:
-                    if operation == "set":
-                        await store.set(key, data)
-                        model[key] = data
-                    elif operation == "read":
-                        for value, expected in held:
-                            assert bytes(await value.read(0, value.size)) == expected
-                    elif key not in model:
-                        with pytest.raises(NotFound):
-                            await (store.delete(key) if operation == "delete" else store.open(key))
-                    elif operation == "delete":
-                        await store.delete(key)
-                        del model[key]
-                    else:
-                        held.append((await store.open(key), model[key]))
-                for value, _ in held:
-                    value.close()
-                assert {key: bytes(await store.get(key)) for key in await keys(store)} == model
-
-            self.run(run, {"z": b"stays"})
-
-        check()
-
-    @pytest.mark.parametrize("value", [b"", b"new", b"x" * 100_000, bytearray(b"ba"), memoryview(b"mv")])
-    @pytest.mark.parametrize("key", ["new", "a/c/0/0", "n/e/w", "a/c/new"])
-    def test_set_writes_the_value(self, key: str, value: bytes) -> None:
-        async def check(store: FileSystemStore) -> None:
-            await store.set(key, value)
-            await check_tree(store, {**TREE, key: bytes(value)})
-
-        self.run(check)
-
-    def test_delete_removes_the_key(self) -> None:
-        async def check(store: FileSystemStore) -> None:
-            left = dict(TREE)
-            for key in TREE:
-                await store.delete(key)
-                del left[key]
-                with pytest.raises(NotFound):
-                    await store.get(key)
-                assert sorted(await keys(store)) == sorted(left)
-
-        self.run(check)
-
-    @pytest.mark.parametrize("prefix", ["a", "a/c", "é"])
-    def test_delete_removes_a_directory_with_its_keys(self, prefix: str) -> None:
-        async def check(store: FileSystemStore) -> None:
-            await store.delete(prefix)
-            left = {key for key in TREE if not key.startswith(prefix + "/")}
-            assert set(await keys(store)) == left
-            with pytest.raises(NotFound):
-                await store.info(prefix)
-
-        self.run(check)
-
-    def test_missing_keys_cannot_be_deleted(self) -> None:
-        async def check(store: FileSystemStore) -> None:
-            for key in ("nope", "a/nope", "nope/nope"):
-                with pytest.raises(NotFound):
-                    await store.delete(key)
-            with pytest.raises((NotFound, NotDirectory)):
-                await store.delete("b/c")
-            await check_tree(store, TREE)
-
-        self.run(check)
-
-    def test_files_and_directories_do_not_replace_each_other(self) -> None:
-        async def check(store: FileSystemStore) -> None:
-            with pytest.raises(IsDirectory):
-                await store.set("a", b"")
-            with pytest.raises(NotDirectory):
-                await store.set("b/c", b"")
-            with pytest.raises(NotDirectory):
-                await store.set("b/c/d", b"")
-            await check_tree(store, TREE)
-
-        self.run(check)
-
-    @pytest.mark.parametrize("key", ["", "/a", "a/", "a//b", "a/../b", "..", ".", "a\0b"])
-    def test_invalid_keys_are_not_written(self, key: str) -> None:
-        async def check(store: FileSystemStore) -> None:
-            with pytest.raises(InvalidKey):
-                await store.set(key, b"")
-            with pytest.raises(InvalidKey):
-                await store.delete(key)
-            with pytest.raises(NameTooLong):
-                await store.set("a/" + "x" * 256, b"")
-            await check_tree(store, TREE)
-
-        self.run(check)

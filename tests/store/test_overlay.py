@@ -15,15 +15,13 @@ from typing import Any, ClassVar
 
 import pytest
 import trio
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from tests.store.changes import put, remove
 from tests.store.contract import StoreContract, Tree, check_tree
-from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, ReadError, Refused, SourceError
+from zarrfs.errors import AccessDenied, NotFound, ReadError, Refused, SourceError
 from zarrfs.store.api import Info, Value
 from zarrfs.store.directory import FileSystemStore
-from zarrfs.store.overlay import Change, Overlay
+from zarrfs.store.overlay import Overlay
 from zarrfs.store.upper import Upper
 from zarrfs.store.values import BytesValue, FileValue
 from zarrfs.store.writing import NewFile
@@ -77,11 +75,6 @@ class TestOverlay(StoreContract):
         await store.aclose()
 
 
-class TestOverlayWithoutOpenat2(TestOverlay):
-    examples: ClassVar[int] = 10
-    walks: ClassVar[bool] = False
-
-
 class TestPlain(StoreContract):
     """An overlay without a lower store: the directory is its own upper."""
 
@@ -107,63 +100,6 @@ def run(root: Path, lower: Tree, check: Callable[[Overlay], Awaitable[Any]]) -> 
             await store.aclose()
 
     return trio.run(main)
-
-
-_NAMES = st.sampled_from(["a", "b", "c"])
-_KEYS = st.lists(_NAMES, min_size=1, max_size=3).map("/".join)
-_STEPS = st.lists(st.tuples(st.sampled_from(["set", "delete"]), _KEYS, st.binary(max_size=3)), max_size=12)
-_TREES = st.dictionaries(_KEYS, st.binary(max_size=3), max_size=6).map(
-    lambda tree: {key: value for key, value in tree.items() if not any(key.startswith(other + "/") for other in tree)}
-)
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(lower=_TREES, steps=_STEPS)
-def test_random_changes(
-    lower: Tree, steps: list[tuple[str, str, bytes]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """The merged tree equals the model, also when opened again; changes() lists exactly the differences."""
-    root = tmp_path_factory.mktemp("overlay")
-    model = dict(lower)
-
-    async def change(store: Overlay) -> None:
-        for what, key, value in steps:
-            above = any(key.startswith(other + "/") for other in model)
-            below = {other for other in model if other.startswith(key + "/")}
-            try:
-                if what == "set":
-                    await put(store, key, value)
-                    assert not above
-                    assert not below
-                    model[key] = value
-                else:
-                    await remove(store, key)
-                    for gone in below | {key}:
-                        model.pop(gone, None)
-            except (IsDirectory, NotDirectory, NotFound):
-                # an empty directory may remain, which the model does not have
-                assert above or below or what == "delete" or (await store.info(key)).size == 0
-            assert {key: bytes(await store.get(key)) async for key in store.list_prefix("")} == model
-
-    async def compare(store: Overlay) -> list[Change]:
-        assert {key: bytes(await store.get(key)) async for key in store.list_prefix("")} == model
-        return [one async for one in store.changes()]
-
-    run(root, lower, change)
-    changes = run(root, {}, compare)
-    told = dict(lower)
-    for one in changes:
-        if one.kind == "deleted":
-            told = {key: value for key, value in told.items() if key != one.key and not key.startswith(one.key + "/")}
-        elif stat.S_ISREG(one.status.st_mode):
-            assert (one.key in told) is (one.kind == "changed")
-            told[one.key] = (root / "upper" / one.key).read_bytes()
-    assert told == model
-    assert {
-        str(path.relative_to(root / "lower")): path.read_bytes()
-        for path in (root / "lower").rglob("*")
-        if path.is_file()
-    } == lower
 
 
 def test_copying_up_keeps_modes_times_holes_and_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,26 +296,6 @@ def test_a_value_that_ends_early_while_it_is_copied_up_is_an_error(tmp_path: Pat
     assert not os.listdir(tmp_path / "upper")
 
 
-def test_links_in_the_upper_are_not_followed(tmp_path: Path) -> None:
-    outside = write(tmp_path / "outside", {"file": b"untouched"})
-    upper = write(tmp_path / "upper", {})
-    os.symlink(outside, upper / "d")
-    os.symlink(outside / "file", upper / "f")
-
-    async def check(store: Overlay) -> None:
-        for key in ("d/new", "d/file", "d/d/new"):
-            with pytest.raises((NotDirectory, NotFound)):
-                await put(store, key, b"escaped")
-            with pytest.raises((NotDirectory, NotFound)):
-                await remove(store, key)
-            with pytest.raises((NotDirectory, NotFound)):
-                await store.get(key)
-        await put(store, "f", b"a file in the link's place")
-
-    run(tmp_path, {"d/file": b"hidden by the link"}, check)
-    assert {path.name: path.read_bytes() for path in outside.iterdir()} == {"file": b"untouched"}
-
-
 def test_an_os_error_of_the_upper_is_a_read_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in any store. Callers take an OSError for a bug of the store, and fsspec takes it for a missing entry."""
 
@@ -412,77 +328,13 @@ def test_a_special_file_of_the_upper_is_listed_and_cannot_be_read(tmp_path: Path
     run(tmp_path, {"a": b""}, check)
 
 
-@pytest.mark.parametrize("name", [".wh.x", ".wh..wh..opq", ".zarrfs-upper", ".zarrfs-staging"])
-def test_reserved_names_are_hidden_and_cannot_be_written(name: str, tmp_path: Path) -> None:
-    async def check(store: Overlay) -> None:
-        for key in (name, f"d/{name}", f"{name}/x"):
-            with pytest.raises(OSError, match="reserved name"):
-                await put(store, key, b"")
-            with pytest.raises(NotFound):
-                await store.find(key)
-        assert [info.name async for info in store.list_dir("")] == ["d"]
-
-    run(tmp_path, {"d/x": b"", name: b"of the source"}, check)
-
-
-@pytest.mark.parametrize("name", [".wh.x", ".zarrfs-upper", ".zarrfs-upper-sent-1", ".zarrfs-staging"])
-def test_a_directory_that_is_its_own_upper_shows_whiteouts_as_files(name: str, tmp_path: Path) -> None:
-    """Whiteouts have no meaning there; the other reserved names are hidden."""
-    write(tmp_path, {"a": b"", name: b"", f"d/{name}": b""})
-    shown = name == ".wh.x"
-
-    async def main() -> None:
-        store = Overlay(None, Upper(str(tmp_path), plain=True))
-        for prefix in ("", "d"):
-            assert (name in [info.name async for info in store.list_dir(prefix)]) == shown
-            with contextlib.nullcontext() if shown else pytest.raises(NotFound):
-                await store.find(f"{prefix}/{name}".lstrip("/"))
-        await put(store, "x", b"")
-        assert (tmp_path / name).exists()
-        await store.aclose()
-
-    trio.run(main)
-
-
 def test_a_layer_with_opaque_markers_is_understood(tmp_path: Path) -> None:
     write(tmp_path / "upper", {"d/.wh..wh..opq": b"", "d/new": b"new", "e/.wh.gone": b""})
     lower: Tree = {"d/old": b"", "d/sub/old": b"", "e/gone": b"", "e/kept": b"kept"}
     run(tmp_path, lower, lambda store: check_tree(store, {"d/new": b"new", "e/kept": b"kept"}))
 
 
-def test_a_recreated_directory_hides_the_entries_of_the_removed_one(tmp_path: Path) -> None:
-    async def check(store: Overlay) -> None:
-        await remove(store, "d")
-        await put(store, "d/sub/new", b"new")
-        await check_tree(store, {"d/sub/new": b"new", "e/kept": b"kept"})
-
-    run(tmp_path, {"d/old": b"", "d/sub/old": b"", "e/kept": b"kept"}, check)
-
-
 OVER = {"source": "/x/refs.json", "fingerprint": "1"}
-
-
-def test_the_record_is_locked_and_must_match_the_source(tmp_path: Path) -> None:
-    Upper(str(tmp_path), over=OVER).close()
-    assert not os.listdir(tmp_path), "reading writes nothing"
-    first = Upper(str(tmp_path), over=OVER)
-    first.lock(exclusive=True)
-    for exclusive in (True, False):
-        with pytest.raises(SourceError, match=rf"is in use by another mount \(process {os.getpid()}\)"):
-            Upper(str(tmp_path), over=OVER).lock(exclusive)
-    first.close()
-    readers = [Upper(str(tmp_path), over=OVER) for _ in range(2)]
-    for reader in readers:
-        reader.lock(exclusive=False)
-    with pytest.raises(SourceError, match="is in use"):
-        Upper(str(tmp_path), over=OVER).lock(exclusive=True)
-    for reader in readers:
-        reader.close()
-    with pytest.raises(SourceError, match=r"holds changes of /x/refs.json, not of /y"):
-        Upper(str(tmp_path), over={**OVER, "source": "/y"})
-    with pytest.raises(SourceError, match=r"another version of /x/refs.json, which has changed since"):
-        Upper(str(tmp_path), over={**OVER, "fingerprint": "2"})
-    Upper(str(tmp_path), over={**OVER, "view": "v3"}).close()  # a record without a view, as older versions wrote it
 
 
 @pytest.mark.parametrize("exclusive", [True, False])
@@ -510,31 +362,3 @@ def test_the_record_names_the_view(tmp_path: Path) -> None:
         Upper(str(place), over={**OVER, "view": made}).close()
         with pytest.raises(SourceError, match=f"holds changes of /x/refs.json {words}: take another upperdir="):
             Upper(str(place), over={**OVER, "view": asked})
-
-
-def test_directories_that_are_not_an_upper_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="no upper directory: no such file or directory"):
-        Upper(str(tmp_path / "nope"), over=OVER)
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(SourceError, match="no upper directory: not a directory"):
-        Upper(str(tmp_path / "file"), over=OVER)
-    with pytest.raises(SourceError, match=r"no upper directory of zarrfs .* and not empty: it holds 'file'"):
-        Upper(str(tmp_path), over=OVER)
-    write(tmp_path / "bad", {".zarrfs-upper": b"{"})
-    with pytest.raises(SourceError, match=r"\.zarrfs-upper cannot be read"):
-        Upper(str(tmp_path / "bad"), over=OVER)
-
-
-def test_whiteouts_opaque_directories_and_links_cover_lower_entries(tmp_path: Path) -> None:
-    upper = write(tmp_path / "upper", {"a/a/f": b"", "a/.wh.gone": b"", "o/.wh..wh..opq": b"", "o/d/x": b""})
-    os.symlink("a", upper / "link")
-    tree = Upper(str(upper))
-    for key in ("a/gone", "a/gone/x", "o/x", "o/d", "o/d/y", "a/a/f", "a/a/f/x", "link", "link/a"):
-        assert tree.covers(key), key
-    for key in ("", "a", "a/a", "a/a/a", "a/b/c", "o", "b"):
-        assert not tree.covers(key), key
-    assert not tree.covers("a/a/f", itself=False)
-    assert not tree.covers("link", itself=False)
-    assert tree.covers("a/a/f/x", itself=False)
-    assert tree.covers("a/gone", itself=False)
-    tree.close()

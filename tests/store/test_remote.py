@@ -292,7 +292,6 @@ def test_a_hostile_page_takes_linear_time(titled: str, unit: str) -> None:
     assert time.process_time() - began < 5
 
 
-
 def test_a_listing_that_is_too_long_is_an_error(faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
     page = b"<title>Index of d</title>" + b"".join(b"<a href='v%d'>v</a>" % number for number in range(1000))
     faulty.put("/d/", page, forever="html")

@@ -16,7 +16,6 @@ import trio.testing
 
 from tests import remotereading
 from tests.servers import S3, Faulty, free_port
-from tests.store.contract import listed
 from zarrfs.config.options import Options
 from zarrfs.errors import (
     AccessDenied,
@@ -28,7 +27,6 @@ from zarrfs.errors import (
 )
 from zarrfs.net import request_queue
 from zarrfs.net.request_queue import PART
-from zarrfs.store.api import Kind
 from zarrfs.store.remote import FsspecStore
 from zarrfs.store.remotefiles import RemoteFiles
 
@@ -109,19 +107,6 @@ def test_a_fault_that_stays(faulty: Faulty, fault: object, error: type[ReadError
     assert faulty.gets() == gets
 
 
-def test_the_error_names_the_number_of_attempts(faulty: Faulty) -> None:
-    url = faulty.put("/v", VALUE, forever=503)
-    with pytest.raises(ReadError, match=r"HTTP status 503 .*\(3 attempts\)"):
-        read(url)
-
-
-def test_a_server_that_never_answers_is_a_read_error(faulty: Faulty) -> None:
-    url = faulty.put("/v", VALUE, forever="slow")
-    with pytest.raises(ReadError, match=r"no answer within 0.1 s \(2 attempts\)"):
-        read(url, options=Options(retries=1, read_timeout=0.5))
-    faulty.release()
-
-
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/x", "http://nosuchhost.invalid/x"])
 def test_a_host_that_cannot_be_reached_is_a_read_error(url: str) -> None:
     with pytest.raises(ReadError) as caught:
@@ -150,10 +135,6 @@ def test_a_server_may_ignore_ranges(faulty: Faulty, offset: int, length: int, hi
         assert bytes(got) == VALUE[low + offset : low + offset + len(got)]
 
     using(one)
-
-
-def test_surplus_bytes_of_a_response_are_dropped(faulty: Faulty) -> None:
-    assert read(faulty.put("/v", VALUE, forever="long")) == VALUE[10:110]
 
 
 @pytest.mark.parametrize("fault", [None, "whole"])
@@ -313,12 +294,6 @@ def test_a_read_anywhere_in_a_large_value_is_a_small_request(faulty: Faulty) -> 
         assert int(last) - int(first) < PART // 4
 
 
-def test_a_read_fails_at_read_timeout_despite_retries(faulty: Faulty) -> None:
-    url = faulty.put("/v", VALUE, forever=503)
-    with pytest.raises(ReadError, match=r"not read within 0.3 s \(-o read_timeout=\)"):
-        read(url, options=Options(read_timeout=0.3, retries=10_000))
-
-
 def test_a_cancelled_reader_does_not_fail_another(faulty: Faulty) -> None:
     url = faulty.put("/v", VALUE, "slow")
 
@@ -361,11 +336,6 @@ def test_the_memory_of_the_cache_is_bounded(faulty: Faulty) -> None:
 
 
 # -- protocols
-
-
-def test_an_unknown_protocol_is_a_read_error() -> None:
-    with pytest.raises(ReadError, match="the protocol 'nosuch' is unknown"):
-        read("nosuch://x/y")
 
 
 def test_options_that_cannot_be_used_are_a_read_error() -> None:
@@ -463,22 +433,6 @@ def s3_options(s3: S3, **more: Any) -> Options:
     return Options(storage={"s3": {**s3.options, **more}}, retries=0, read_timeout=100.0)
 
 
-def test_s3_errors_are_distinguished(s3: S3) -> None:
-    s3.client.put_object(Bucket=s3.bucket, Key="v", Body=VALUE)
-    options = s3_options(s3)
-    assert read(f"s3://{s3.bucket}/v", options=options) == VALUE[10:110]
-    with pytest.raises(OutOfRange):
-        read(f"s3://{s3.bucket}/v", 0, len(VALUE) + 1, len(VALUE) + 1, options)
-    with pytest.raises(TargetMissing):
-        read(f"s3://{s3.bucket}/none", options=options)
-    with pytest.raises(ReadError, match="the bucket does not exist"):
-        read("s3://nosuchbucket/v", options=options)
-    dead = s3_options(s3, endpoint_url=f"http://127.0.0.1:{free_port()}")
-    with pytest.raises(ReadError) as caught:
-        read(f"s3://{s3.bucket}/v", options=dead)
-    assert caught.type is ReadError
-
-
 def test_a_failure_of_an_s3_server_does_not_mean_that_a_key_is_absent(s3: S3, faulty: Faulty) -> None:
     for status, error in ((500, ReadError), (503, ReadError), (403, AccessDenied)):
         faulty.put("/tests/v", VALUE, forever=status)
@@ -524,19 +478,3 @@ def test_an_s3_object_that_changes_is_an_error(s3: S3) -> None:
             await files.read(url, 200, 10, 200, 300)
 
     using(check, s3_options(s3))
-
-
-def test_an_s3_key_with_keys_below_it_is_a_file(s3: S3) -> None:
-    for key in ("both", "both/below", "both/", "marked/", "marked/x"):
-        s3.client.put_object(Bucket=s3.bucket, Key=f"odd/{key}", Body=b"x")
-
-    async def check() -> None:
-        store = FsspecStore(f"s3://{s3.bucket}/odd", s3_options(s3))
-        assert {info.name: info.kind for info in await listed(store, "")} == {
-            "both": Kind.FILE, "marked": Kind.DIRECTORY,
-        }  # fmt: skip
-        assert (await store.info("both")).kind is Kind.FILE
-        assert [info.name for info in await listed(store, "marked")] == ["x"]
-        await store.aclose()
-
-    trio.run(check)

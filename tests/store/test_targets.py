@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from tests.conftest import open_descriptors
 from zarrfs.config import urls
 from zarrfs.config.options import Options
-from zarrfs.config.redaction import split_chain
 from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChanged, TargetMissing
 from zarrfs.store.targets import Targets
 from zarrfs.system.localfiles import LocalFiles
@@ -159,26 +158,6 @@ def test_a_target_and_a_base_may_be_in_memory() -> None:
     assert read(Targets(Options(), "memory://targets/"), "f") == DATA[3:8]
 
 
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("http://user:secret@h:80/x", "http://h:80/x"),
-        ("https://h/x?X-Amz-Signature=1&b=2", "https://h/x"),
-        ("https://h/x?sig=1", "https://h/x"),
-        ("https://h/x?AWSAccessKeyId=1&Expires=2", "https://h/x"),
-        ("https://h/x?id=5", "https://h/x?id=5"),
-        ("zip://a::http://u:p@h/x.zip", "zip://a::http://h/x.zip"),
-        ("abfs://container@account/x", "abfs://container@account/x"),
-        ("s3://bucket/a@b?c", "s3://bucket/a@b?c"),
-        ("http://[bad/x?token=5", "http://..."),
-        ("http://u:p@[::1]:80/x?sig=1", "http://[::1]:80/x"),
-        ("zip://a::http://u:p@[::1]:80/x", "zip://a::http://[::1]:80/x"),
-    ],
-)
-def test_a_target_is_shown_without_secrets(url: str, shown: str) -> None:
-    assert Targets(Options()).resolve(url) == shown
-
-
 @given(st.text(max_size=30))
 def test_any_text_can_be_shown_and_fails_as_a_read_error(url: str) -> None:
     targets = Targets(Options(retries=0), "/nowhere/")
@@ -186,20 +165,6 @@ def test_any_text_can_be_shown_and_fails_as_a_read_error(url: str) -> None:
     if not urls.protocols(url):
         with pytest.raises(ReadError):
             read(targets, url)
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("http://[::1]:80/x", ["http://[::1]:80/x"]),
-        ("zip://a[1]::http://u@[fe80::1%25lo]/b]::c", ["zip://a[1]", "http://u@[fe80::1%25lo]/b]", "c"]),
-        ("zip://::/x", ["zip://", "/x"]),
-        ("http://h/[::1]", ["http://h/[", "1]"]),
-        ("", [""]),
-    ],
-)
-def test_a_chained_url_is_split_into_its_links(url: str, expected: list[str]) -> None:
-    assert split_chain(url) == expected
 
 
 # -- refused targets

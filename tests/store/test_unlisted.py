@@ -68,14 +68,6 @@ def test_a_store_on_a_server_that_does_not_list_has_all_its_keys(
     with_store(url, check)
 
 
-def test_a_store_says_whether_its_server_lists(nginx: Nginx) -> None:
-    async def check(store: Store, plan: Any) -> bool:
-        return await store.lists("")
-
-    assert with_store(put(nginx.listing, "v2_hier"), check) is True
-    assert with_store(put(nginx.plain, "v2_hier"), check) is False
-
-
 def three(shape: list[int], separator: str = "/", **more: Any) -> bytes:
     """Return the zarr.json of an array with one item in each chunk."""
     return json.dumps({
@@ -166,18 +158,6 @@ def test_a_missing_chunk_costs_one_request(faulty: Faulty) -> None:
             with pytest.raises(NotFound):
                 await store.info(f"g/a/c/2/{number}")
         assert len(faulty.requests) == 3
-
-    with_store(put_exact(faulty, "nested", NESTED), check)
-
-
-def test_a_missing_document_costs_at_most_one_request(faulty: Faulty) -> None:
-    async def check(store: Store, plan: Any) -> None:
-        await store.info("two")
-        for key in (".zattrs", "two/.zattrs", "two/zarr.json"):
-            faulty.requests.clear()
-            with pytest.raises(NotFound):
-                await store.info(key)
-            assert [path for _, path, _ in faulty.requests] in ([], [f"/nested/{key}"])
 
     with_store(put_exact(faulty, "nested", NESTED), check)
 
@@ -609,12 +589,3 @@ def test_a_directory_expires_with_the_document_that_is_its_evidence(
             await store.info("g")
 
     timed(url, check)
-
-
-async def first(infos: Any, count: int) -> Any:
-    """Yield the first `count` entries of a listing."""
-    async for info in infos:
-        yield info
-        count -= 1
-        if not count:
-            return

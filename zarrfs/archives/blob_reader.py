@@ -124,9 +124,6 @@ class BlobReader(TargetReader):
             raise
         return memoryview(data)[offset : offset + length]
 
-    async def get_ready(self, url: str) -> None:
-        """Do nothing: the first read connects."""
-
     async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
         if not self._remote:  # local files are left to the page cache
             return

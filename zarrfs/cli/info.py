@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zarrfs.cli import common, meter, nodetext, show
-from zarrfs.config.options import Options, Parsed
+from zarrfs.config.options import Parsed
 from zarrfs.config.redaction import without_secrets
 from zarrfs.config.values import human
 from zarrfs.errors import printable
@@ -44,8 +44,7 @@ def info(
     """Describe SOURCE with its groups and arrays; with KEY, describe that entry.
 
     Chunks are counted by listing them, which costs a request for each if the server lists without sizes; --no-count
-    avoids that. Of a directory, links_out counts the symbolic links that lead out of it, links_allowed those of them
-    that allow_path= covers.
+    avoids that.
     """
     from zarrfs.copying.array_survey import Survey, survey
     from zarrfs.documents.plan import Plan
@@ -63,8 +62,6 @@ def info(
     async def body(store: Store, plan: Plan) -> dict[str, Any]:
         start = common.clean_key(key or "")
         about = await (_of_source(store, plan) if key is None else _of_entry(store, start))
-        if plan.path is not None and plan.kind == "zarr" and key is None and not no_count:
-            about |= await _links_of(plan.path, parsed.options)
         if (plan.kind != "archive" or key is not None) and about.get("kind") != Kind.FILE.name.lower():
             with meter.displayed(found, parsed.options.log_level == "error"):
                 await survey(store, found, start, not no_count, page is not None)
@@ -102,17 +99,6 @@ async def _of_source(store: Store, plan: Any) -> dict[str, Any]:
         "warnings": list(plan.warnings),
     }
     return about | dict(plan.about) | await store.about()
-
-
-async def _links_of(path: str, options: Options) -> dict[str, Any]:
-    from zarrfs.sources.zarrstore import open_directory
-
-    directory = open_directory(path, options)
-    try:
-        out, followed = await directory.links_out()
-    finally:
-        await directory.aclose()
-    return {"links_out": out, "links_allowed": followed}
 
 
 async def _absent_records(store: Store, ask: bool) -> dict[str, int]:

@@ -10,8 +10,8 @@ from typing import Any
 import trio
 
 from zarrfs.errors import ZarrfsError
-from zarrfs.store.api import Info, Kind, Store
-from zarrfs.store.traversal import NOWHERE, walk, with_sizes
+from zarrfs.store.api import Info, Kind, Store, walk
+from zarrfs.store.traversal import NOWHERE, with_sizes
 from zarrfs.views.hierarchy import Hierarchy, Node
 from zarrfs.zarr import DOCUMENTS
 from zarrfs.zarr.documents import is_litter

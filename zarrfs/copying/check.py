@@ -21,8 +21,8 @@ from zarrfs.copying.array_survey import nodes_of
 from zarrfs.copying.check_report import BAD_METADATA, OUTSIDE, UNDECODED, ArrayCheck, CheckReport, Unsound
 from zarrfs.errors import NotDirectory, NotFound, ReadError, StoreError, ZarrfsError
 from zarrfs.references.parquet import ParquetStore
-from zarrfs.store.api import Info, Kind, Store, join_key, split_key
-from zarrfs.store.traversal import PIECE, check_length, extents, follow, walk
+from zarrfs.store.api import Info, Kind, Store, join_key, split_key, walk
+from zarrfs.store.traversal import PIECE, check_length, extents, follow
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.cpus import usable
 from zarrfs.views.hierarchy import Hierarchy, Node

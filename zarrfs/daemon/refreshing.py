@@ -99,7 +99,6 @@ class Refresher:
             version.pusher = Pusher(store) if old.pusher is not None else None
             known = operations.inodes.known()
             operations.show(version)
-            operations.begin(version, version.get_ready)
         finally:
             discard(plan)  # the store keeps the removed index open
         discard(self._plan)

@@ -136,7 +136,6 @@ async def _main(
             await nursery.start(_signals, operations, refresher, mountpoint, hold)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             nursery.start_soon(_widen, operations, mountpoint)
-            operations.begin(operations.current, operations.current.get_ready)
             nursery.start_soon(log_suppressed)
             nursery.start_soon(notify.report_use, operations, refresher.source, mountpoint)
             nursery.start_soon(hold.run)

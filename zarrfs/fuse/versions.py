@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 from zarrfs.config.options import Options
-from zarrfs.errors import ZarrfsError
 from zarrfs.fuse.pagecache import Pusher
 from zarrfs.prefetch.readahead import KeyReadAhead
 from zarrfs.store.api import Store
@@ -31,13 +30,6 @@ class StoreVersion:
         self.retired = False
         self.changed = False  # a read found that a target has changed
         self.closed = False
-
-    async def get_ready(self) -> None:
-        """Prepare the store for its first read over a network, so that this read waits less."""
-        try:
-            await self.values.get_ready()
-        except (ZarrfsError, OSError) as exc:  # the first read fails, too, and reports the error
-            log.debug("get_ready: %s", exc)
 
     async def aclose(self) -> None:
         """Close the store; a second call does nothing."""

@@ -75,9 +75,6 @@ class RepositoryTargets(Targets):
             raise ReadError(exc.where, exc.reason) from exc
         return data
 
-    async def get_ready(self, url: str) -> None:
-        await super().get_ready(_parts(url)[0])
-
     async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
         # a target whose version was not compared yet is not fetched ahead: its first reader compares the version
         await super().prefetch([one for one in wanted if "\n" not in one[0]])

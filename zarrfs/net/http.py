@@ -112,10 +112,6 @@ class HttpSystem(System):
 
         return await self._call(ask, path)
 
-    async def get_ready(self, path: str) -> None:
-        """Load what the first request would load."""
-        await self._web.get_ready(path)
-
     async def aclose(self) -> None:
         self._web.close()
 

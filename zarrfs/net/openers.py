@@ -37,12 +37,6 @@ class Openers:
         self._systems: dict[object, System] = {}
         check_web_options(options)
 
-    async def get_ready(self, url: str) -> None:
-        """Make the system of `url`, and import and start what its first request needs. Raise the errors of find()."""
-        system, _ = await self.find(url)
-        if isinstance(system, HttpSystem):
-            await system.get_ready(url)
-
     async def find(self, url: str) -> tuple[System, str]:
         """Return (the system that serves `url`, which is no chain, the path of `url` in it).
 

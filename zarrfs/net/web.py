@@ -25,7 +25,7 @@ from zarrfs.net.connections import Pool, Server
 from zarrfs.net.messages import Head, body_length
 from zarrfs.net.reach import Trust
 from zarrfs.net.responses import Transient
-from zarrfs.net.tls import context_of, tls_error
+from zarrfs.net.tls import tls_error
 from zarrfs.net.transport import Body, Connection, Cut
 from zarrfs.net.weboptions import WebOptions, basic, configuration, from_netrc, lines, proxy_of, web_options
 
@@ -182,13 +182,6 @@ class Web:
                 raise
             await response.release()
             hops.append(onward)
-
-    async def get_ready(self, url: str) -> None:
-        """Load what the first request for `url` would load."""
-        where = without_secrets(url)
-        server = self._hop(url, None, where).site.server
-        if server.scheme == "https":
-            await context_of(server.tls, where)
 
     def close(self) -> None:
         """Close the connections that are not in use."""

@@ -8,10 +8,13 @@ from __future__ import annotations
 import abc
 import enum
 import stat
-from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Sequence
+from contextlib import aclosing
 from typing import Any, NamedTuple, cast
 
-from zarrfs.errors import InvalidKey, NameTooLong, NotFound, OutOfRange, TargetChanged, TargetMissing
+import trio
+
+from zarrfs.errors import InvalidKey, NameTooLong, NotFound, OutOfRange, TargetChanged, TargetMissing, ZarrfsError
 from zarrfs.system.buffers import Buffer
 
 NAME_MAX = 255  # bytes of UTF-8, as in every Linux file system
@@ -174,9 +177,17 @@ class Store(abc.ABC):
         finally:
             value.close()
 
-    def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         """Yield the key of every file and symbolic link below a directory; list() is list_prefix("")."""
-        return keys_below(self, prefix)
+
+        def failed(directory: str, exc: Exception) -> None:
+            if self.immutable or directory == prefix or not isinstance(exc, NotFound):
+                raise exc  # else it was removed since its parent was listed
+
+        async with aclosing(cast(AsyncGenerator[tuple[str, Info], None], walk(self, prefix, failed))) as found:
+            async for key, info in found:
+                if info.kind is not Kind.DIRECTORY:
+                    yield key
 
     async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         """Return where the bytes of a value are, ready for JSON: {"inline": size}, {"url", "offset", "length"}, ...
@@ -196,9 +207,6 @@ class Store(abc.ABC):
     def remote(self) -> bool:
         """Return whether values are known to be read over a network, so that prefetch() is useful."""
         return False
-
-    async def get_ready(self) -> None:  # noqa: B027
-        """Import and start what the first read of a remote value needs, if there is one; send no request."""
 
     async def prefetch(self, keys: Sequence[str]) -> None:  # noqa: B027
         """Fetch values into the cache, only the beginning of large ones; neighbours share a request.
@@ -240,7 +248,7 @@ class Part(NamedTuple):
 class WrappingStore(Store):
     """A store over the store `lower`, for example a view.
 
-    It passes on lists(), usage(), remote, get_ready(), problems() and aclose(). A subclass implements the
+    It passes on lists(), usage(), remote, problems() and aclose(). A subclass implements the
     other methods, or inherits the defaults of Store.
     """
 
@@ -257,9 +265,6 @@ class WrappingStore(Store):
     @property
     def remote(self) -> bool:
         return self.lower.remote
-
-    async def get_ready(self) -> None:
-        await self.lower.get_ready()
 
     async def problems(self) -> list[tuple[str, str]]:
         return await self.lower.problems()
@@ -318,25 +323,35 @@ def join_key(prefix: str, name: str) -> str:
     return f"{prefix}/{name}" if prefix else name
 
 
-async def keys_below(store: Store, prefix: str) -> AsyncIterator[str]:
-    """Yield the keys of list_prefix() by calling list_dir(); holds one open listing per level of directories."""
+async def walk(
+    store: Store,
+    prefix: str = "",
+    failed: Callable[[str, Exception], None] | None = None,
+) -> AsyncIterator[tuple[str, Info]]:
+    """Yield (key, entry) of everything below `prefix`, a directory before its children, names in order.
+
+    Holds one open listing per level and nothing else. If a directory cannot be listed, raise the error, or pass it to
+    `failed` and skip the rest of the directory.
+    """
     levels = [(prefix, store.list_dir(prefix))]  # an explicit stack: trees may be deeper than Python's recursion limit
     try:
         while levels:
-            above, listing = levels[-1]
+            directory, listing = levels[-1]
             try:
-                async for info in listing:
-                    key = join_key(above, info.name)
-                    if info.kind is Kind.DIRECTORY:
-                        levels.append((key, store.list_dir(key)))
-                        break
-                    yield key
-                else:
-                    levels.pop()
-            except NotFound:
-                if store.immutable or len(levels) == 1:
+                info = await anext(listing, None)
+            except (ZarrfsError, OSError) as exc:
+                if failed is None:
                     raise
-                levels.pop()  # removed since its parent was listed
+                failed(directory, exc)
+                info = None
+            if info is None:
+                levels.pop()
+                continue
+            key = join_key(directory, info.name)
+            await trio.lowlevel.checkpoint_if_cancelled()  # Ctrl-C comes here, too
+            yield key, info
+            if info.kind is Kind.DIRECTORY:
+                levels.append((key, store.list_dir(key)))
     finally:
-        for _key, listing in reversed(levels):
+        for _, listing in reversed(levels):
             await cast(AsyncGenerator[Info, None], listing).aclose()

@@ -1,11 +1,12 @@
 """FileSystemStore: the native store of the Zarr v3 specification, and file: URIs.
 
-Source: Zarr v3, "File system store" 1.0 (key translation, the operations, canonical URI); RFC 8089.
+Source: Zarr v3, "File system store" 1.0 (key translation, reading, canonical URI); RFC 8089.
+
+Values are written through the upper directory of an overlay: the kernel writes parts of files, never whole values.
 
 Where the specification is silent: a symbolic link is shown as a link or as its target (see Links); get follows it,
-out of the base directory only to allowed directories; set replaces, and delete removes, the link itself. A FIFO,
-socket or device is a key whose value cannot be read, and is never opened. Names that are not UTF-8 are decoded with
-surrogateescape.
+out of the base directory only to allowed directories. A FIFO, socket or device is a key whose value cannot be read,
+and is never opened. Names that are not UTF-8 are decoded with surrogateescape.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import contextlib
 import enum
 import errno
 import os
-import shutil
 import stat
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
@@ -29,7 +29,6 @@ from zarrfs.errors import (
     NotDirectory,
     NotFound,
     ReadError,
-    ReadOnly,
     SourceError,
     StoreError,
     TargetMissing,
@@ -47,13 +46,12 @@ from zarrfs.store.api import (
 )
 from zarrfs.store.uri import file_uri
 from zarrfs.store.values import FileValue
-from zarrfs.store.writing import RESERVED, NewFile
+from zarrfs.store.writing import RESERVED
 from zarrfs.system.beneath import BaseDirectory, reopen
-from zarrfs.system.buffers import Buffer, write_all
+from zarrfs.system.buffers import Buffer
 
 _PAGE = 1000  # entries for each call in a worker thread
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
-_PARENT = os.O_PATH | os.O_DIRECTORY
 FIFO = "is a FIFO, which is not opened"  # Info.unreadable of a FIFO
 _LEADS_BACK = "leads to a directory that it lies in"
 _ANSWERS: dict[int, type[StoreError]] = {
@@ -61,7 +59,6 @@ _ANSWERS: dict[int, type[StoreError]] = {
     errno.ENOTDIR: NotDirectory,
     errno.EISDIR: IsDirectory,
     errno.ENAMETOOLONG: NameTooLong,
-    errno.EROFS: ReadOnly,
 }
 
 
@@ -76,7 +73,6 @@ class Links(enum.Enum):
 class FileSystemStore(Store):
     """A store of the files below the directory `path`.
 
-    A value is renamed into place, so that a reader sees the old value or the new one, even if the writer is killed.
     `allowed`: real paths of directories outside of the base directory that links may lead to. Raise SourceError if
     `path` is no directory.
     """
@@ -93,10 +89,8 @@ class FileSystemStore(Store):
         except OSError as exc:
             raise SourceError(path, reason_of(exc)) from exc
 
-    # -- reading
-
     async def info(self, key: str, sized: bool = True) -> Info:
-        path = _path_of_key(key, root=True)
+        path = _path_of_key(key)
         with answers(key):
             try:
                 found = self._look(key, path, cached=True)
@@ -107,7 +101,7 @@ class FileSystemStore(Store):
         return found
 
     async def open(self, key: str) -> Value:
-        path = _path_of_key(key, root=True)
+        path = _path_of_key(key)
         with answers(key):
             try:
                 descriptor = self._open_value(key, path, cached=True)
@@ -116,7 +110,7 @@ class FileSystemStore(Store):
             return _LocalValue(key, descriptor)
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
-        path = _path_of_key(prefix, root=True)
+        path = _path_of_key(prefix)
         with answers(prefix):
             directory, names = await trio.to_thread.run_sync(self._open_directory, path, after)
         try:
@@ -131,7 +125,7 @@ class FileSystemStore(Store):
     def open_file(self, key: str) -> int:
         """Open a value in any thread; the caller closes the descriptor. Raise StoreError or ReadError."""
         with answers(key):
-            return self._open_value(key, _path_of_key(key, root=True))
+            return self._open_value(key, _path_of_key(key))
 
     async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         info = await self.info(key)
@@ -146,28 +140,6 @@ class FileSystemStore(Store):
             status = await trio.to_thread.run_sync(os.fstatvfs, self._base.descriptor)
         unit = status.f_frsize
         return Usage(status.f_blocks * unit, status.f_files, status.f_bavail * unit, status.f_favail)
-
-    async def links_out(self) -> tuple[int, int]:
-        """Count the symbolic links that lead out of the base directory, and those of them that are followed."""
-        return await trio.to_thread.run_sync(self._links_out)
-
-    # -- writing
-
-    async def set(self, key: str, value: Buffer) -> None:
-        """Store `value` atomically, creating parent directories. Raise IsDirectory, NotDirectory, AccessDenied, ...
-
-        A reader sees the old value or the new one. Failures without a type of their own raise OSError: a full disk, a
-        quota, an input/output error.
-        """
-        path = _path_of_key(key)
-        with answers(key, writing=True):
-            await trio.to_thread.run_sync(self._set, path, value)
-
-    async def delete(self, key: str) -> None:
-        """Remove a file, a link, or a directory with everything below it, but no parents. Raise NotFound."""
-        path = _path_of_key(key)
-        with answers(key, writing=True):
-            await trio.to_thread.run_sync(self._delete, path)
 
     async def aclose(self) -> None:
         self._base.close()
@@ -308,34 +280,6 @@ class FileSystemStore(Store):
         finally:
             os.close(descriptor)
 
-    def _links_out(self) -> tuple[int, int]:
-        out = followed = 0
-        directories = [b""]
-        while directories:
-            above = directories.pop()
-            try:
-                directory = self._base.directory(above)
-                try:
-                    reading = os.open(b".", _DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
-                finally:
-                    os.close(directory)
-            except OSError:
-                continue
-            try:
-                with os.scandir(reading) as entries:
-                    for entry in entries:
-                        path = os.path.join(above, os.fsencode(entry.name))
-                        if entry.is_dir(follow_symlinks=False):
-                            directories.append(path)
-                        elif entry.is_symlink() and not self._stays(path):
-                            out += 1
-                            with contextlib.suppress(OSError):
-                                os.close(self._base.find(path, self._allowed))
-                                followed += 1
-            finally:
-                os.close(reading)
-        return out, followed
-
     def _look_at(self, directory: int, names: list[str], prefix: str) -> list[Info]:
         """Stat `names` in an open directory; leave out names that have vanished.
 
@@ -389,59 +333,12 @@ class FileSystemStore(Store):
         finally:
             os.close(found)
 
-    def _set(self, path: bytes, value: Buffer) -> None:
-        above, _, name = path.rpartition(b"/")
-        parent = self._parent(above)
-        try:
-            try:
-                old = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
-            except FileNotFoundError:
-                old = 0
-            if stat.S_ISDIR(old):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fsdecode(name))
-            with contextlib.closing(NewFile(parent)) as file:
-                if stat.S_ISREG(old):  # keep the mode: a private value stays private
-                    os.fchmod(file.descriptor, stat.S_IMODE(old))
-                write_all(file.descriptor, value, 0)
-                file.place(parent, name)
-        finally:
-            os.close(parent)
 
-    def _delete(self, path: bytes) -> None:
-        above, _, name = path.rpartition(b"/")
-        parent = self._base.open(above, _PARENT)
-        try:
-            if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
-                shutil.rmtree(name, dir_fd=parent)
-            else:
-                os.unlink(name, dir_fd=parent)
-        finally:
-            os.close(parent)
-
-    def _parent(self, path: bytes) -> int:
-        """Open the directory `path`, creating it and its parents if they are missing."""
-        try:
-            return self._base.open(path, _PARENT)
-        except FileNotFoundError:
-            if not path:
-                raise
-        above, _, name = path.rpartition(b"/")
-        parent = self._parent(above)
-        try:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(name, dir_fd=parent)
-        finally:
-            os.close(parent)
-        return self._base.open(path, _PARENT)
-
-
-def _path_of_key(key: str, root: bool = False) -> bytes:
+def _path_of_key(key: str) -> bytes:
     """Return the path of a key, relative to the base directory; os.fsdecode() is the inverse."""
-    check_key(key, root)
+    check_key(key, root=True)
     if RESERVED in key and any(_reserved(name) for name in key.split("/")):
-        if root:
-            raise NotFound(key)
-        raise InvalidKey(key, f"not a key: {RESERVED} is a reserved name")
+        raise NotFound(key)
     try:
         return os.fsencode(key)
     except UnicodeEncodeError:
@@ -499,11 +396,8 @@ def _why_not_followed(target: bytes, exc: OSError) -> str:
 
 
 @contextlib.contextmanager
-def answers(key: str, writing: bool = False) -> Iterator[None]:
-    """Turn an OSError into the matching StoreError or ReadError, except BlockingIOError.
-
-    With `writing`, errors without a matching type stay an OSError, for example that of a full disk.
-    """
+def answers(key: str) -> Iterator[None]:
+    """Turn an OSError into the matching StoreError or ReadError, except BlockingIOError."""
     try:
         yield
     except BlockingIOError:
@@ -514,12 +408,9 @@ def answers(key: str, writing: bool = False) -> Iterator[None]:
         if code in _ANSWERS:
             raise _ANSWERS[code](key) from exc
         if code == errno.EXDEV:
-            failure: type[ReadError] = AccessDenied if writing else ReadError
-            raise failure(key, f"lies behind a symbolic link that {exc.strerror}") from exc
+            raise ReadError(key, f"lies behind a symbolic link that {exc.strerror}") from exc
         if code in (errno.EACCES, errno.EPERM):
             raise AccessDenied(key, reason) from exc
-        if writing:
-            raise
         unreadable = ReadError(key, reason)
         if code in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # a lack of resources, perhaps temporary: not EIO
             unreadable.errno = code

@@ -166,11 +166,6 @@ class IndexStore(Store):
     def remote(self) -> bool:
         return self._targets.remote
 
-    async def get_ready(self) -> None:
-        # only for one target, assuming that the others are like it
-        for (url,) in self._db.execute("SELECT url FROM target LIMIT 1").fetchall():
-            await self._targets.get_ready(url)
-
     async def prefetch(self, keys: Sequence[str]) -> None:
         rows = []
         for key in keys:

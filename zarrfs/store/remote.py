@@ -130,10 +130,6 @@ class FsspecStore(Store):
     def remote(self) -> bool:
         return True
 
-    async def get_ready(self) -> None:
-        with contextlib.suppress(ReadError):
-            await self.files.get_ready(self._url)
-
     async def prefetch(self, keys: Sequence[str]) -> None:
         wanted = []
 

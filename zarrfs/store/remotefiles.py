@@ -117,11 +117,6 @@ class RemoteFiles:
             self._archives.setdefault(archive, opened)
         return self._archives[archive], head.partition("://")[2].strip("/")
 
-    async def get_ready(self, url: str) -> None:
-        """Import and start what reading `url` needs; do nothing for a chain. Send no request."""
-        if len(urls.protocols(url)) == 1:
-            await self._openers.get_ready(url)
-
     def below(self) -> RemoteFiles:
         """Return a RemoteFiles for the bytes of archives, with a quarter of the memory.
 

@@ -9,7 +9,6 @@ because a set that came over the network could name any file of the user who mou
 from __future__ import annotations
 
 import abc
-import contextlib
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -48,10 +47,6 @@ class TargetReader(abc.ABC):
     @abc.abstractmethod
     def remote(self) -> bool:
         """Return whether any target is known to be read over a network."""
-
-    @abc.abstractmethod
-    async def get_ready(self, url: str) -> None:
-        """Import and start what reading `url` needs, if it is not local; send no request."""
 
     @abc.abstractmethod
     async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
@@ -116,14 +111,6 @@ class Targets(TargetReader):
     @property
     def remote(self) -> bool:
         return self._remote is not None
-
-    async def get_ready(self, url: str) -> None:
-        if urls.is_data(url):
-            return
-        with contextlib.suppress(ReadError):
-            path, remote = self._absolute(url)
-            if path is None:
-                await self._remotely().get_ready(remote)
 
     async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
         # local targets are left to the page cache

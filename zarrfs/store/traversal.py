@@ -17,7 +17,7 @@ from zarrfs.errors import (
     TargetMissing,
     ZarrfsError,
 )
-from zarrfs.store.api import Info, Kind, Store, Value, join_key, key_rule
+from zarrfs.store.api import Info, Kind, Store, Value, join_key, key_rule, walk
 from zarrfs.store.values import open_sized
 from zarrfs.system.buffers import Buffer
 
@@ -147,36 +147,6 @@ async def entries(store: Store, key: str, deep: bool = False) -> AsyncIterator[t
         async for child in store.list_dir(key):
             await trio.lowlevel.checkpoint_if_cancelled()
             yield join_key(key, child.name), child
-
-
-async def walk(
-    store: Store,
-    prefix: str = "",
-    failed: Callable[[str, Exception], None] | None = None,
-) -> AsyncIterator[tuple[str, Info]]:
-    """Yield (key, entry) of everything below `prefix`, a directory before its children, names in order.
-
-    Holds one open listing per level and nothing else. If a directory cannot be listed, raise the error, or pass it to
-    `failed` and skip the rest of the directory.
-    """
-    levels = [(prefix, store.list_dir(prefix))]
-    while levels:
-        directory, listing = levels[-1]
-        try:
-            info = await anext(listing, None)
-        except (ZarrfsError, OSError) as exc:
-            if failed is None:
-                raise
-            failed(directory, exc)
-            info = None
-        if info is None:
-            levels.pop()
-            continue
-        key = join_key(directory, info.name)
-        await trio.lowlevel.checkpoint_if_cancelled()  # Ctrl-C comes here, too
-        yield key, info
-        if info.kind is Kind.DIRECTORY:
-            levels.append((key, store.list_dir(key)))
 
 
 async def with_sizes(

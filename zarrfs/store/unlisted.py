@@ -24,7 +24,6 @@ from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, ReadError, TargetMissing
-from zarrfs.net.responses import Entry
 from zarrfs.store.api import Info, Kind, Value, WrappingStore, check_key, join_key, split_key
 from zarrfs.store.names import Known, may_be_hidden
 from zarrfs.store.remote import FsspecStore
@@ -58,6 +57,10 @@ _BEYOND = re.compile(r"(?:c[./])?[0-9]+(?:[./][0-9]+)*", re.ASCII)  # a name lik
 _CHUNKS = re.compile(r"(?:c|__zdata__|0|[1-9][0-9]*)(?:/(?:0|[1-9][0-9]*))*", re.ASCII)
 
 
+_ABSENT = Known(None)
+Evidence = dict[str, Known | None]  # answers about documents that a conclusion was drawn from
+
+
 class NodeLayout(NamedTuple):
     """The properties of an array or group that are needed to recognise its chunks and their directories."""
 
@@ -82,21 +85,21 @@ class UnlistedStore(WrappingStore):
     """A Zarr store on a server; see the docstring of the module. Errors are those of the FsspecStore below.
 
     `lists`: whether the server lists directories. If it does not, each chunk of a grid is requested before it is
-    listed, and `members` are the paths of existing groups and arrays. Conclusions from documents are cached as long as
-    the oldest response of the server about these documents is valid.
+    listed, and `members` are the paths of existing groups and arrays. Conclusions from documents hold as long as the
+    answers about these documents are valid and stay the same.
     """
 
     def __init__(self, store: FsspecStore, lists: bool = False, members: Sequence[str] = ()) -> None:
         super().__init__(store)
         self._store, self._lists, self._members = store, lists, members
-        # by key: (valid until, node, version of its document)
-        self._nodes: LRU[str, tuple[float, NodeLayout | None, Entry | None]] = LRU(_KNOWN)
+        # by key: the documents that consolidated metadata names, the evidence, the node
+        self._nodes: LRU[str, tuple[tuple[str, ...] | None, Evidence, NodeLayout | None]] = LRU(_KNOWN)
         self._named: dict[str, tuple[str, ...]] = {}
         # by directory: the names of nodes in it that are in _named, and that a listing may lack
         self._members_of: dict[str, list[str]] = {}
-        self._named_until = -math.inf
-        self._named_by: dict[str, Entry | None] = {}  # the versions of the documents that _named comes from
+        self._named_by: Evidence = dict.fromkeys(CONSOLIDATED)
         self._complete = False  # _named has all documents of the nodes
+        self._lacking: LRU[str, float] = LRU(_KNOWN)  # until when a document counts as absent or refused
         self._reading: SingleFlight[None] = SingleFlight()
 
     async def info(self, key: str, sized: bool = True) -> Info:
@@ -113,9 +116,7 @@ class UnlistedStore(WrappingStore):
         check_key(key, root=True)
         try:
             if await self._find(key):
-                found = await self._store.open(key)
-                self._drop_outdated(key)
-                return found
+                return await self._store.open(key)
         except NotFound:
             if not await self._is_directory(key):
                 raise
@@ -254,9 +255,8 @@ class UnlistedStore(WrappingStore):
         if above is None or above.array:
             return False
         for name in ("zarr.json",) if above.document == "zarr.json" else (".zarray", ".zgroup"):
-            with contextlib.suppress(AccessDenied):  # some servers answer 403 for absent keys
-                if await self._document(join_key(key, name)) is not None:
-                    return True
+            if await self._document(join_key(key, name), {}) is not None:
+                return True
         return False
 
     async def _ask_for_node(self, key: str) -> None:
@@ -284,86 +284,44 @@ class UnlistedStore(WrappingStore):
 
     async def _node(self, key: str) -> NodeLayout | None:
         """Return the node at `key`, by the documents in it; None if there is none."""
-        known = self._nodes.get(key)
-        if known is not None and known[0] > trio.current_time():
-            return known[1]
-        found: dict[str, tuple[NodeLayout, Entry | None]] = {}
-        began, refused = trio.current_time(), False
-        until = began + self._store.names.ttl
+        names = (await self._consolidated()).get(key) if key else None
+        held = self._nodes.get(key)
+        if held is not None and held[0] == names and self._holds(held[1]):
+            return held[2]
+        evidence: Evidence = {}
+        found: dict[str, NodeLayout] = {}
 
         async def look(name: str) -> None:
-            nonlocal until, refused
-            document = join_key(key, name)
-            try:
-                data = await self._document(document)
-            except AccessDenied:  # some servers answer 403 for absent keys
-                refused = True
-                return
-            known = self._store.names.get(document, began)
-            until = min(until, self._until(known))
+            data = await self._document(join_key(key, name), evidence)
             node = None if data is None else node_of(name, data)
             if node is not None:
-                found[name] = node, None if known is None else known.entry
+                found[name] = node
 
-        names = (await self._consolidated()).get(key) if key else None
         if names:
-            until = min(until, self._named_until)
             await for_each(look, [name for name in NODE_DOCUMENTS if name in names])
         else:  # most nodes have the same generation as their group
             parent = self._nodes.get(split_key(key)[0]) if key else None
-            above = None if parent is None else parent[1]
+            above = None if parent is None else parent[2]
             first = above.document if above is not None and above.document else NODE_DOCUMENTS[0]
             await look(".zarray" if first == ".zgroup" else first)
             if not found:
                 await for_each(look, [name for name in NODE_DOCUMENTS if name != first or name == ".zgroup"])
-        node, entry = next((found[name] for name in NODE_DOCUMENTS if name in found), (None, None))
-        if node is None and refused:  # perhaps only for now; without a node, its chunks are absent
-            until = min(until, trio.current_time() + _REFUSED)
-        self._nodes.put(key, (until, node, entry))
+        node = next((found[name] for name in NODE_DOCUMENTS if name in found), None)
+        self._nodes.put(key, (names, evidence, node))
         return node
 
-    def _until(self, known: Known | None) -> float:
-        """Return until when the server's last response about a document is valid, on trio's clock."""
-        names = self._store.names
-        if known is None:
-            return trio.current_time() + names.ttl
-        ttl = names.ttl if known.entry is not None else max(names.ttl, names.absent)
-        return known.seen + ttl
-
-    def _drop_outdated(self, key: str) -> None:
-        """Drop conclusions from another version of the document `key` than the one that was just read."""
-        above, name = split_key(key)
-        if name not in NODE_DOCUMENTS and key not in CONSOLIDATED:
-            return
-        known = self._store.names.get(key)
-        entry = None if known is None else known.entry
-        node = self._nodes.get(above) if name in NODE_DOCUMENTS else None
-        if node is not None and node[2] != entry and (node[2] is None or node[2].name == name):
-            del self._nodes[above]
-        if key in CONSOLIDATED and self._named_by.get(key) != entry:
-            self._named_until = -math.inf
-
     async def _consolidated(self) -> dict[str, tuple[str, ...]]:
-        """Return the nodes in consolidated metadata at the root, and their documents; cached up to metadata_ttl=."""
-        known = self._valid_names()
-        return await self._reading.run(None, self._read_names, self._valid_names) if known is None else known
+        """Return the nodes in consolidated metadata at the root, and their documents."""
+        if not self._holds(self._named_by):
+            await self._reading.run(None, self._read_names, lambda: self._holds(self._named_by) or None)
+        return self._named
 
-    def _valid_names(self) -> dict[str, tuple[str, ...]] | None:
-        return self._named if self._named_until > trio.current_time() else None
-
-    async def _read_names(self) -> dict[str, tuple[str, ...]]:
+    async def _read_names(self) -> bool:
         named: dict[str, tuple[str, ...]] = {}
-        by: dict[str, Entry | None] = {}
-        whole, began = True, trio.current_time()
-        until = began + self._store.names.ttl
+        evidence: Evidence = {}
+        whole = True
         for name in CONSOLIDATED:
-            try:
-                data = await self._document(name)
-            except AccessDenied:
-                data, until = None, min(until, trio.current_time() + _REFUSED)
-            else:
-                known = self._store.names.get(name, began)
-                until, by[name] = min(until, self._until(known)), None if known is None else known.entry
+            data = await self._document(name, evidence)
             if data is not None:
                 found = _named_by(name, data)
                 for node, documents in found.items():  # a node may have documents of both generations
@@ -376,20 +334,38 @@ class UnlistedStore(WrappingStore):
                 path = split_key(path)[0]
         if self._members:
             named.setdefault("", ())
-        self._named, self._named_until, self._named_by = named, until, by
+        self._named, self._named_by = named, evidence
         self._members_of = {}
         for parent, name in map(split_key, filter(None, named)):
             if not self._lists or may_be_hidden(name):
                 self._members_of.setdefault(parent, []).append(name)
-        return named
+        return True
 
-    async def _document(self, key: str) -> bytes | None:
-        """Return the bytes of a document, None if it is absent. Raise AccessDenied or ReadError."""
+    async def _document(self, key: str, evidence: Evidence) -> bytes | None:
+        """Return the bytes of a document, None if it is absent or refused; add the answer to `evidence`."""
+        data, asked, names = None, trio.current_time(), self._store.names
         try:
             await self._store.look(key, page=True)
-            return bytes(await self._store.get(key, 0, DOCUMENT_MAX))
+            evidence[key] = self._answer(key)  # before the bytes are read, which may be of a later version
+            data = bytes(await self._store.get(key, 0, DOCUMENT_MAX))
         except (NotFound, IsDirectory):
-            return None
+            self._lacking.put(key, asked + max(names.ttl, names.absent))
+        except AccessDenied:  # some servers answer 403 for absent keys
+            self._lacking.put(key, asked + min(names.ttl, _REFUSED))
+        if data is None:
+            evidence[key] = self._answer(key)
+        return data
+
+    def _holds(self, evidence: Evidence) -> bool:
+        """Return whether conclusions from `evidence` still hold, without a request."""
+        return all(known is not None and self._answer(document) == known for document, known in evidence.items())
+
+    def _answer(self, document: str) -> Known | None:
+        """Return the valid answer about a document: _ABSENT if it is absent or refused, None if it is not known."""
+        known = self._store.names.get(document)
+        if known is None:
+            return _ABSENT if self._lacking.get(document, -math.inf) > trio.current_time() else None
+        return known if known.entry is not None else _ABSENT
 
     # -- listings
 

@@ -209,13 +209,8 @@ class Upper:
         with self.at(key) as (directory, name):
             return os.fsdecode(os.readlink(name, dir_fd=directory))
 
-    def names(self, key: str) -> tuple[list[str], set[str], bool]:
-        """Return (names, hidden names, whether it is opaque) of a directory; empty if it does not exist."""
-        statuses, hidden, opaque = self.listing(key) or ({}, set(), False)
-        return list(statuses), hidden, opaque
-
     def listing(self, key: str) -> tuple[dict[str, os.stat_result], set[str], bool] | None:
-        """Return names() with the lstat of each entry; None if the directory does not exist."""
+        """Return (lstat by name, hidden names, whether it is opaque) of a directory; None if it does not exist."""
         try:
             descriptor = self.open(key, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as exc:

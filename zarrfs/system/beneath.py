@@ -180,7 +180,7 @@ class BaseDirectory:
         except BlockingIOError:
             if cached:
                 raise
-            found = self._walk_out(path, nofollow)
+            found = self._walk(path, flags, out=True)
         try:
             self._check_allowed(found, allowed)
         except BaseException:
@@ -235,21 +235,26 @@ class BaseDirectory:
             return False
         return True
 
-    def _walk(self, path: bytes, flags: int) -> int:
-        """Open a path component by component. All parent directories stay open, which makes ".." safe."""
+    def _walk(self, path: bytes, flags: int, out: bool = False) -> int:
+        """Open a path component by component. All parent directories stay open, which makes ".." safe.
+
+        With `out`, links may lead to any place, but nothing is looked up in our own mount.
+        """
         stack = [os.open(b".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.descriptor)]
         todo = _parts(path)
         links = 0
         try:
             while todo:
                 name = todo.pop(0)
-                if name == b"..":
+                if name == b".." and not out:
                     os.close(stack.pop())
                     if not stack:
                         raise _leads_out(path)
                     continue
-                found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=stack[-1])
+                found = _open_part(name, stack[-1], bool(todo))
                 stack.append(found)
+                if out and OWN_MOUNT.has(found):  # before fstat(2), which this process would have to answer
+                    raise OSError(errno.ELOOP, RULE, os.fsdecode(path))
                 mode = os.fstat(found).st_mode
                 if stat.S_ISLNK(mode) and (todo or not flags & os.O_NOFOLLOW):
                     links += 1
@@ -258,9 +263,11 @@ class BaseDirectory:
                     target = os.readlink(b"", dir_fd=found)
                     os.close(stack.pop())
                     if target.startswith(b"/"):
-                        target = self._inside(target, path)
+                        target = target if out else self._inside(target, path)
                         while len(stack) > 1:
                             os.close(stack.pop())
+                        if out:
+                            stack.append(os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
                     todo = _parts(target) + todo
                 elif todo and not stat.S_ISDIR(mode):
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fsdecode(path))
@@ -271,35 +278,6 @@ class BaseDirectory:
         finally:
             for descriptor in stack:
                 os.close(descriptor)
-
-    def _walk_out(self, path: bytes, nofollow: bool) -> int:
-        """Find `path` component by component, follow links to any place, but look up nothing in our own mount."""
-        found = os.open(b".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.descriptor)
-        todo, links = _parts(path), 0
-        try:
-            while todo:
-                above, name = found, todo.pop(0)
-                found = _open_part(name, above, bool(todo))
-                if OWN_MOUNT.has(found):  # before fstat(2), which this process would have to answer
-                    os.close(above)
-                    raise OSError(errno.ELOOP, RULE, os.fsdecode(path))  # noqa: TRY301
-                status = os.fstat(found)
-                if stat.S_ISLNK(status.st_mode) and (todo or not nofollow):
-                    links += 1
-                    if links > _LINKS_MAX:
-                        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fsdecode(path))  # noqa: TRY301
-                    target = os.readlink(b"", dir_fd=found)
-                    os.close(found)
-                    found, todo = above, _parts(target) + todo
-                    if target.startswith(b"/"):
-                        found = os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-                        os.close(above)
-                    continue
-                os.close(above)
-        except BaseException:
-            os.close(found)
-            raise
-        return found
 
     def _inside(self, target: bytes, path: bytes) -> bytes:
         """Return an absolute link target relative to the base directory. Raise OSError (EXDEV) if it is outside."""

@@ -6,12 +6,9 @@ DecodedView is their base class. Its arrays share a cache of decoded chunks.
 from __future__ import annotations
 
 import bisect
-import importlib
 import operator
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import trio
 
 from zarrfs.concurrency.lru import LRU
 from zarrfs.errors import ReadError
@@ -74,10 +71,6 @@ class DecodedView(View):
     @property
     def remote(self) -> bool:
         return False  # the view prefetches chunks along the array, so that read-ahead by file names gains nothing
-
-    async def get_ready(self) -> None:
-        await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.flat")
-        await super().get_ready()
 
     async def prefetch(self, keys: Sequence[str]) -> None:
         """Do nothing: FlatArray fetches chunks ahead of sequential readers."""

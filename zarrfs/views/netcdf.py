@@ -8,7 +8,6 @@ at the first lookup: a later version of the source is shown by a new view, which
 from __future__ import annotations
 
 import hashlib
-import importlib
 import operator
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -79,10 +78,6 @@ class NetCDFView(DecodedView):
         """Return about() of the source; record the arrays that are left out."""
         await self._describe()
         return await self.lower.about()
-
-    async def get_ready(self) -> None:
-        await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.netcdf_model")
-        await super().get_ready()
 
     async def left_out(self, key: str) -> dict[str, str]:
         """Return why nodes are left out of the file, by path, once it was described."""
