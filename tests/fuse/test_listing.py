@@ -130,47 +130,6 @@ def test_a_failure_while_preparing_is_raised_by_the_next_request() -> None:
     trio.run(main)
 
 
-def test_an_open_listing_goes_on_in_a_new_version_after_the_last_name_sent() -> None:
-    async def main() -> None:
-        inodes, sent = InodeTable(), Counter[str]()
-        old: Any = SimpleNamespace(store=Names(20))
-        new: Any = SimpleNamespace(store=Names(20))
-        new.store.names = ["0000", "0004a", "0005", "0006", "0007a", "0019"]
-        directory, names = DirectoryHandle(old, "d", inodes, StatAhead()), list[str]()
-        for version, taken in (old, 4), (old, 2), (new, 2), (new, 9):
-            piece = await directory.entries(version, len(names))
-            await directory.prepare()
-            names += [entry.info.name for entry in piece[:taken]]
-            directory.sent(len(names))
-        assert names == ["0000", "0001", "0002", "0003", "0004", "0005", "0006", "0007a", "0019"]
-        assert await directory.entries(new, len(names)) == []
-        assert [entry.info.name for entry in await directory.entries(new, 7)] == ["0007a", "0019"]
-        assert [entry.info.name for entry in await directory.entries(new, 0)] == new.store.names[:4]
-        directory.sent(0)
-        await directory.close()
-        sent.update(f"d/{name}" for name in names)
-        assert known(inodes) == sent
-
-    trio.run(main)
-
-
-def test_prepare_and_entries_run_concurrently() -> None:
-    async def main() -> None:
-        inodes = InodeTable()
-        version: Any = SimpleNamespace(store=Names(50))
-        directory, names = DirectoryHandle(version, "d", inodes, StatAhead()), list[str]()
-        async with trio.open_nursery() as nursery:
-            while piece := await directory.entries(version, len(names)):
-                names += [entry.info.name for entry in piece]
-                directory.sent(len(names))
-                nursery.start_soon(directory.prepare)
-        assert names == [f"{number:04}" for number in range(50)]
-        await directory.close()
-        assert set(known(inodes).values()) == {1}
-
-    trio.run(main)
-
-
 class Touched(list[Any]):
     """A list that counts accesses to its elements, iteration and slices included."""
 
