@@ -19,7 +19,7 @@ V1_UNLIMITED = 9223372036854771712  # the kernel's value for no limit in cgroups
 def machine(root: Path, cgroup: str, **limits: object) -> str:
     """Make a directory like "/" with /proc/self/cgroup and the files of cgroups; in names, "__" means "/"."""
     (root / "proc/self").mkdir(parents=True)
-    (root / "proc/self/cgroup").write_text(cgroup)
+    (root / "proc/self/cgroup").write_bytes(os.fsencode(cgroup))
     for name, text in limits.items():
         *parts, last = name.split("__")
         directory = root.joinpath("sys/fs/cgroup", *parts)
@@ -40,59 +40,42 @@ def test_without_cgroups_it_is_a_quarter_of_memory_within_bounds(memory: int, li
     assert suggested(memory, str(tmp_path)) == limit
 
 
-def test_with_version_2_the_limit_is_a_quarter_of_memory_max(tmp_path: Path) -> None:
-    root = machine(tmp_path, "0::/jobs/one\n", jobs__one__memory_max=800 * MIB)
-    assert suggested(64 * GIB, root) == 200 * MIB
+V1 = "12:cpuset:/x\n4:{}:/slurm/job_7\n1:name=systemd:/slurm\n0::/x\n"
+V1_LIMITS = {
+    "memory__slurm__job_7__memory_limit_in_bytes": V1_UNLIMITED, "memory__slurm__memory_limit_in_bytes": GIB,
+    "memory__memory_limit_in_bytes": V1_UNLIMITED,
+}  # fmt: skip
 
 
-def test_with_version_2_a_lower_memory_high_counts(tmp_path: Path) -> None:
-    root = machine(tmp_path, "0::/jobs\n", jobs__memory_max=2 * GIB, jobs__memory_high=GIB)
-    assert suggested(64 * GIB, root) == 256 * MIB
-
-
-def test_a_lower_limit_of_a_parent_cgroup_counts(tmp_path: Path) -> None:
-    root = machine(tmp_path, "0::/a/b/c\n", a__b__c__memory_max="max", a__b__memory_max=3 * GIB, a__memory_max=GIB)
-    assert suggested(64 * GIB, root) == 256 * MIB
-
-
-def test_without_a_cgroup_limit_the_machines_memory_counts(tmp_path: Path) -> None:
-    root = machine(tmp_path, "0::/a\n", a__memory_max="max", a__memory_high="max")
-    assert suggested(2 * GIB, root) == 512 * MIB
-
-
-def test_a_cgroup_limit_above_the_machines_memory_is_ignored(tmp_path: Path) -> None:
-    root = machine(tmp_path, "0::/a\n", a__memory_max=64 * GIB)
-    assert suggested(2 * GIB, root) == 512 * MIB
-
-
-def test_a_container_whose_cgroup_is_the_root_has_its_limit(tmp_path: Path) -> None:
-    root = machine(tmp_path, "0::/\n", memory_max=GIB)
-    assert suggested(64 * GIB, root) == 256 * MIB
-
-
-@pytest.mark.parametrize("controllers", ["memory", "cpu,memory"])
-def test_with_version_1_the_limit_is_a_quarter_of_the_lowest_cgroup_limit(controllers: str, tmp_path: Path) -> None:
-    lines = f"12:cpuset:/x\n4:{controllers}:/slurm/job_7\n1:name=systemd:/slurm\n0::/x\n"
-    root = machine(tmp_path, lines, memory__slurm__job_7__memory_limit_in_bytes=V1_UNLIMITED,
-                   memory__slurm__memory_limit_in_bytes=GIB, memory__memory_limit_in_bytes=V1_UNLIMITED)  # fmt: skip
-    assert suggested(64 * GIB, root) == 256 * MIB
-
-
-def test_version_1_in_a_container_whose_path_is_that_of_the_host(tmp_path: Path) -> None:
-    root = machine(tmp_path, "4:memory:/docker/0123\n", memory__memory_limit_in_bytes=GIB)
-    assert suggested(64 * GIB, root) == 256 * MIB
+@pytest.mark.parametrize(
+    ("memory", "cgroup", "limits", "limit"),
+    [
+        (64 * GIB, "0::/jobs/one\n", {"jobs__one__memory_max": 800 * MIB}, 200 * MIB),
+        (64 * GIB, "0::/jobs\n", {"jobs__memory_max": 2 * GIB, "jobs__memory_high": GIB}, 256 * MIB),
+        # the limit of a parent
+        (64 * GIB, "0::/a/b/c\n", {"a__b__c__memory_max": "max", "a__b__memory_max": 3 * GIB, "a__memory_max": GIB},
+         256 * MIB),
+        # limits above the memory of the machine
+        (2 * GIB, "0::/a\n", {"a__memory_max": "max", "a__memory_high": "max"}, 512 * MIB),
+        (2 * GIB, "0::/a\n", {"a__memory_max": 64 * GIB}, 512 * MIB),
+        # containers: the root is their cgroup; with version 1, the path is that of the host
+        (64 * GIB, "0::/\n", {"memory_max": GIB}, 256 * MIB),
+        (64 * GIB, "4:memory:/docker/0123\n", {"memory__memory_limit_in_bytes": GIB}, 256 * MIB),
+        (64 * GIB, V1.format("memory"), V1_LIMITS, 256 * MIB),
+        (64 * GIB, V1.format("cpu,memory"), V1_LIMITS, 256 * MIB),
+        (64 * GIB, "0::/\udcff\n", {"memory_max": GIB}, 256 * MIB),  # not UTF-8
+    ],
+)  # fmt: skip
+def test_the_limit_is_a_quarter_of_the_lowest_limit_of_a_cgroup(
+    memory: int, cgroup: str, limits: dict[str, object], limit: int, tmp_path: Path
+) -> None:
+    assert suggested(memory, machine(tmp_path, cgroup, **limits)) == limit
 
 
 @pytest.mark.parametrize("text", ["", "nonsense\n", "0::\n", "0::/../../a\n", "4:memory\n", "0::/a:b\n"])
 def test_unreadable_limits_are_ignored(text: str, tmp_path: Path) -> None:
     root = machine(tmp_path, text, a__memory_max="a lot", memory__memory_limit_in_bytes="")
     assert suggested(2 * GIB, root) == 512 * MIB
-
-
-def test_a_cgroup_path_need_not_be_utf8(tmp_path: Path) -> None:
-    root = machine(tmp_path, "", memory_max=GIB)
-    (tmp_path / "proc/self/cgroup").write_bytes(b"0::/\xff\n")
-    assert suggested(64 * GIB, root) == 256 * MIB
 
 
 def test_the_default_on_this_machine_is_at_most_a_quarter_of_memory() -> None:
