@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import json
 import mmap
 import os
@@ -19,53 +18,52 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import run
-from tests.mounts.mounting import alive, counters_of, log_of, mounted, until
+from tests.mounts.mounting import counters_of, log_of, mounted, until
 
 LOWER = {"v/.zgroup": '{"zarr_format": 2}', "v/a/0": "zero", "v/a/1": "one", "v/b/0": "bee", "top": "top"}
-NOREPLACE, EXCHANGE = 1, 2
+EXCHANGE = 2
+TREES = 20  # more than there are tests
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def source_of(directory: Path) -> Path:
-    """Write a reference set with the keys of LOWER."""
+def source_of(directory: Path, lower: dict[str, str]) -> Path:
+    """Write a reference set."""
     path = directory / "refs.json"
-    path.write_text(json.dumps({"version": 1, "refs": LOWER}))
+    path.write_text(json.dumps({"version": 1, "refs": lower}))
     return path
 
 
-@pytest.fixture(params=["merged", "plain"])
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """Mount a source with the keys of LOWER for all users."""
-    more = "allow_other,dev,suid"
-    for above in (tmp_path, *tmp_path.parents):
+@pytest.fixture(scope="module", params=["merged", "plain"])
+def trees(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Iterator[Path]]:
+    """Mount a source with many trees like LOWER for all users; yield an iterator over the trees."""
+    place, more = tmp_path_factory.mktemp(request.param), "allow_other,dev,suid"
+    lower = {f"{number}/{key}": text for number in range(TREES) for key, text in LOWER.items()}
+    for above in (place, *place.parents):
         if not above.stat().st_mode & 0o001:
             above.chmod(0o755)
+    (place / request.param).mkdir()
     if request.param == "merged":
-        (tmp_path / "upper").mkdir()
-        with mounted(source_of(tmp_path), tmp_path / "mnt", more, f"upperdir={tmp_path / 'upper'}") as at:
-            yield at
+        mount = mounted(source_of(place, lower), place / "mnt", more, f"upperdir={place / 'merged'}")
     else:
-        for key, text in LOWER.items():
-            (tmp_path / "plain" / key).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / "plain" / key).write_text(text)
-        with mounted(tmp_path / "plain", tmp_path / "mnt", more, "rw") as at:
-            yield at
-    assert "ERROR" not in log_of(tmp_path / "mnt")  # refused calls are not logged as errors
+        for key, text in lower.items():
+            (place / "plain" / key).parent.mkdir(parents=True, exist_ok=True)
+            (place / "plain" / key).write_text(text)
+        mount = mounted(place / "plain", place / "mnt", more, "rw")
+    with mount as at:
+        yield (at / str(number) for number in range(TREES))
+    assert "ERROR" not in log_of(place / "mnt")  # refused calls are not logged as errors
+
+
+@pytest.fixture
+def root(trees: Iterator[Path]) -> Path:
+    """Return a tree of its own in the shared mount."""
+    return next(trees)
 
 
 def upper_of(root: Path, key: str) -> Path:
     """Return the file behind a changed file of `root`."""
-    return next(path for name in ("upper", "plain") if (path := root.parent / name / key).exists())
-
-
-@pytest.fixture
-def over(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    """Mount a reference set with an upper directory; yield the mount point and the upper directory."""
-    upper = tmp_path / "upper"
-    upper.mkdir()
-    with mounted(source_of(tmp_path), tmp_path / "mnt", f"upperdir={upper}") as at:
-        yield at, upper
+    place = root.parents[1]
+    return next(path for name in ("merged", "plain") if (path := place / name / root.name / key).exists())
 
 
 def renameat2(old: Path, new: Path, flags: int) -> int:
@@ -175,12 +173,6 @@ def test_fsync_reaches_the_disk(root: Path) -> None:
     with open(root / "new", "r+b") as file:
         os.fsync(file.fileno())
     assert dirty_pages(upper_of(root, "new")) == 0
-
-
-def test_a_locked_file_cannot_be_locked_again(root: Path) -> None:
-    with open(root / "top", "r+") as one, open(root / "top", "r+") as other:
-        fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        assert code_of(fcntl.flock, other, fcntl.LOCK_EX | fcntl.LOCK_NB) == errno.EAGAIN
 
 
 def test_no_line_is_lost_when_threads_append(root: Path) -> None:
@@ -324,15 +316,6 @@ def test_a_listing_does_not_bring_back_old_attributes(root: Path) -> None:
     assert {os.stat(root / name).st_size for name in names if name[0] == "n"} == {7}
 
 
-def test_long_and_reserved_names_are_refused(root: Path, tmp_path: Path) -> None:
-    assert code_of(os.mkdir, root / ("x" * 256)) == errno.ENAMETOOLONG
-    (root / ("x" * 255)).touch()
-    assert code_of(os.mkdir, root / ".zarrfs-upper") == errno.EINVAL
-    if (tmp_path / "upper").exists():
-        assert code_of(os.mkdir, root / ".wh.x") == errno.EINVAL
-        assert "reserved" in log_of(root)
-
-
 def test_paths_can_be_longer_than_path_max(root: Path) -> None:
     name, here = "x" * 250, os.getcwd()
     try:
@@ -409,27 +392,25 @@ def test_a_name_that_returns_in_a_mounted_directory_is_found(tmp_path: Path) -> 
 # -- upper directories
 
 
-def test_a_lower_directory_is_copied_not_renamed(over: tuple[Path, Path]) -> None:
-    root, upper = over
-    assert code_of(os.rename, root / "v", root / "w") == errno.EXDEV
-    assert renameat2(root / "v", root / "top", EXCHANGE) == errno.EXDEV
-    done = subprocess.run(["mv", root / "v", root / "w"], capture_output=True, text=True, check=True, timeout=30)
-    assert done.stderr == ""
-    assert (root / "w/a/0").read_text() == "zero"
-    assert sorted(os.listdir(upper)) == [".wh.v", ".zarrfs-upper", "w"]
-
-
-def test_the_upper_directory_stores_changes_and_whiteouts(over: tuple[Path, Path]) -> None:
-    root, upper = over
-    (root / "v/a/0").unlink()
-    (root / "v/a/1").write_text("changed")
-    (root / "top").unlink()
-    (root / "top").mkdir()
-    found = {str(path.relative_to(upper)) for path in upper.rglob("*") if path.is_file()}
-    assert found == {".zarrfs-upper", "v/a/.wh.0", "v/a/1", ".wh.top"}
-    (root / "v/a/1").unlink()
-    (root / "v/a").rmdir()
-    assert sorted(os.listdir(upper / "v")) == [".wh.a"]
+def test_the_upper_directory_stores_changes_and_whiteouts(tmp_path: Path) -> None:
+    upper = tmp_path / "upper"
+    upper.mkdir()
+    with mounted(source_of(tmp_path, LOWER), tmp_path / "mnt", f"upperdir={upper}") as root:
+        (root / "v/a/0").unlink()
+        (root / "v/a/1").write_text("changed")
+        (root / "top").unlink()
+        (root / "top").mkdir()
+        found = {str(path.relative_to(upper)) for path in upper.rglob("*") if path.is_file()}
+        assert found == {".zarrfs-upper", "v/a/.wh.0", "v/a/1", ".wh.top"}
+        (root / "v/a/1").unlink()
+        (root / "v/a").rmdir()
+        assert sorted(os.listdir(upper / "v")) == [".wh.a"]
+        assert code_of(os.rename, root / "v", root / "w") == errno.EXDEV  # a lower directory is copied, not renamed
+        assert renameat2(root / "v", root / "top", EXCHANGE) == errno.EXDEV
+        done = subprocess.run(["mv", root / "v", root / "w"], capture_output=True, text=True, check=True, timeout=30)
+        assert done.stderr == ""
+        assert (root / "w/b/0").read_text() == "bee"
+        assert sorted(os.listdir(upper)) == [".wh.top", ".wh.v", ".zarrfs-upper", "top", "w"]
 
 
 def test_an_open_that_truncates_does_not_copy_the_file(tmp_path: Path) -> None:
@@ -441,69 +422,3 @@ def test_an_open_that_truncates_does_not_copy_the_file(tmp_path: Path) -> None:
         (root / "gone").write_text("there now")
         assert (root / "gone").read_text() == "there now"
     assert (upper / "gone").read_text() == "there now"
-
-
-# -- mounting
-
-
-def test_an_upper_directory_has_one_writer_or_many_readers(tmp_path: Path) -> None:
-    source, upper, other = source_of(tmp_path), tmp_path / "upper", tmp_path / "other"
-    for directory in (upper, other):
-        directory.mkdir()
-    with mounted(source, tmp_path / "mnt", f"upperdir={upper}") as root:
-        (root / "new").touch()
-        for more in ("rw", "ro"):
-            done = run("mount", source, other, "-o", f"upperdir={upper}", "-o", more)
-            assert (done.returncode, "in use by another mount" in done.stderr) == (1, True)
-    shared = f"upperdir={upper},ro"
-    with mounted(source, tmp_path / "mnt", shared) as one, mounted(source, other, shared) as two:
-        for root in (one, two):
-            assert sorted(os.listdir(root)) == ["new", "top", "v"]
-            assert code_of(os.mkdir, root / "x") == errno.EROFS
-
-
-def test_unsuitable_upper_directories_are_refused(tmp_path: Path) -> None:
-    source, plain, mountpoint = source_of(tmp_path), tmp_path / "plain", tmp_path / "upper/mnt"
-    mountpoint.mkdir(parents=True)
-    (plain / "inside").mkdir(parents=True)
-    (mountpoint / "below").mkdir()
-    for what, at, upper, said in (
-        (source, mountpoint, tmp_path / "upper", "lies inside upperdir="),
-        (source, mountpoint, mountpoint / "below", "lies inside the mount point"),
-        (plain, mountpoint, plain / "inside", "lies inside the source"),
-        (plain, mountpoint, tmp_path / "missing", "no upper directory"),
-    ):
-        done = run("mount", what, at, "-o", f"upperdir={upper}")
-        assert (done.returncode, said in done.stderr) == (1, True), done.stderr
-    assert not (plain / ".zarrfs-upper").exists()
-
-
-def test_the_source_can_be_its_own_upper_directory(tmp_path: Path) -> None:
-    plain = tmp_path / "plain"
-    plain.mkdir()
-    with mounted(plain, tmp_path / "mnt", f"upperdir={plain}") as root:
-        (root / ".wh.x").write_text("a name like any other here")
-        assert (plain / ".wh.x").read_text() == (root / ".wh.x").read_text()
-        pid = int(json.loads(os.getxattr(root, "user.zarrfs.mount"))["pid"])
-        assert alive(pid)
-    assert os.listdir(plain) == [".wh.x"]
-
-
-def test_rw_from_mount_alone_does_not_make_a_mount_writable(tmp_path: Path) -> None:
-    """mount(8) passes rw for a line of fstab with neither; only an upper directory makes the mount writable."""
-    plain, upper = tmp_path / "plain", tmp_path / "upper"
-    for directory in (plain, upper):
-        directory.mkdir()
-    for source, options, writable in (
-        (plain, "rw", False),
-        (source_of(tmp_path), f"rw,upperdir={upper}", True),
-        (source_of(tmp_path), f"ro,upperdir={upper}", False),
-    ):
-        mountpoint = tmp_path / "mnt"
-        mountpoint.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "zarrfs.cli.mount_helper"]
-        subprocess.run([*command, source, mountpoint, "-o", options], check=True, timeout=30)
-        try:
-            assert os.access(mountpoint, os.W_OK) == writable
-        finally:
-            run("umount", mountpoint)
