@@ -7,8 +7,6 @@ import hashlib
 import io
 import json
 import os
-import shutil
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -114,33 +112,6 @@ def test_arrays_that_are_left_out_are_reported(tmp_path: Path) -> None:
         assert sorted(os.listdir(mountpoint)) == ["x.json", "x.npy"]
         assert "dtype" in json.loads(os.getxattr(mountpoint, "user.zarrfs.left_out"))["y"]
     assert "left out" in log_of(tmp_path / "mnt")
-
-
-SUM = """
-#include <stdio.h>
-int main(int count, char **arguments) {
-    FILE *file = fopen(arguments[1], "rb");
-    if (fseek(file, 128, SEEK_SET)) return 1;
-    int items[4096]; long long sum = 0; size_t got;
-    while ((got = fread(items, sizeof items[0], 4096, file)) > 0)
-        for (size_t at = 0; at < got; at++) sum += items[at];
-    if (ferror(file)) return 1;
-    printf("%lld\\n", sum);
-    return 0;
-}
-"""
-
-
-def test_a_c_program_reads_an_array(tmp_path: Path) -> None:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler here")
-    (tmp_path / "sum.c").write_text(SUM)
-    subprocess.run([compiler, "-o", tmp_path / "sum", tmp_path / "sum.c"], check=True)
-    items = large(tmp_path / "x.zarr")
-    with mounted(tmp_path / "x.zarr", tmp_path / "mnt", "view=arrays") as mountpoint:
-        done = subprocess.run([tmp_path / "sum", mountpoint / "x.npy"], capture_output=True, text=True, check=True)
-        assert int(done.stdout) == int(items.sum())
 
 
 def test_a_changed_chunk_is_seen_when_the_file_is_opened_again(tmp_path: Path) -> None:

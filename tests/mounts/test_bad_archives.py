@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.archives.compiled import D, F, L, blobref, file, put
+from tests.archives.compiled import L, blobref, file, put
 from tests.conftest import run
-from tests.mounts.mounting import log_of, mount_lines, mounted
+from tests.mounts.mounting import log_of, mounted
 
 SHA1 = blobref(b"x")
 VEC = {"encoding": "blobvec", "size": 9}
 
-Refusal = tuple[Any, list[str], list[str]]  # document, options, words of the line: the entry and the rule
 Entry = dict[str, Any]
 BROKEN: dict[str, tuple[Entry, str]] = {  # entries that are listed and cannot be read, and a word of the rule
     "size too small": (file("abc", size=2), "smaller"),
@@ -46,12 +45,6 @@ BROKEN: dict[str, tuple[Entry, str]] = {  # entries that are listed and cannot b
     "float mode": (file("", mode=33188.0), "mode"),
 }
 NO_PATHS = ["a/../../f", "/tmp/f", "", "a\0b", "n" * 256]
-REFUSED: dict[str, tuple[Any, list[str]]] = {  # document, words of the line: the entry and the rule
-    "below a file": ([{"path": "f/x", **file("")}, {"path": "f", **file("")}], ["f", "the parent of f/x"]),
-    "below a symlink": ([{"path": "l", "mode": L, "data": "/etc"}, {"path": "l/x", **file("")}], ["l", "l/x"]),
-    "garbage behind": (b"[] x", ["3"]),
-    "too deep": (b"[" * 100_000, ["neste"]),
-}
 
 
 @pytest.mark.parametrize("form", ["list", "dictionary"])
@@ -102,22 +95,6 @@ def test_a_copy_of_a_bad_entry_fails(command: str, tmp_path: Path) -> None:
     assert "bad: " in done.stderr
 
 
-@pytest.mark.parametrize("command", ["mount", "check"])
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str, command: str, tmp_path: Path) -> None:
-    what, words = REFUSED[name]
-    document = tmp_path / "bad.json"
-    document.write_bytes(what if isinstance(what, bytes) else json.dumps(what).encode())
-    (tmp_path / "mnt").mkdir()
-    done = run(command, document, *([tmp_path / "mnt"] if command == "mount" else []), "-o", "type=archive")
-    text = done.stdout + done.stderr
-    assert done.returncode == 1, text
-    assert len(text.splitlines()) == 1, text
-    assert all(word in text for word in words), text
-    assert str(document) in text
-    assert not mount_lines(tmp_path / "mnt")
-
-
 def test_a_missing_or_wrong_blob_fails_its_file_only(tmp_path: Path) -> None:
     """The archive can be mounted; reads, copy and check fail for the files whose blob is missing or wrong."""
     blobs = tmp_path / "blobs"
@@ -145,24 +122,3 @@ def test_a_missing_or_wrong_blob_fails_its_file_only(tmp_path: Path) -> None:
     assert done.returncode == 1
     for name, ref in words.items():
         assert any(f": {name}: " in line and ref in line for line in done.stdout.splitlines()), done.stdout
-
-
-def test_oddities_are_reported_once_and_extracted(tmp_path: Path) -> None:
-    """Duplicates, unknown keys, data on a directory; regions that are out of order, or are empty."""
-    blobs = tmp_path / "blobs"
-    blobs.mkdir()
-    one, two, none = put(blobs, b"1" * 10), put(blobs, b"2" * 4), put(blobs, b"")
-    entries = [
-        {"path": "f", **file("1")}, {"path": "f", **file("2", owner=7)}, {"path": "d", "mode": D, "data": "x"},
-        {"path": "o", **file([[7, 10, one], [3, 4, two], [1, 0, none]], encoding="blobvec", size=20)},
-        {"path": "h", "mode": F, "size": 2**40},
-    ]  # fmt: skip
-    document = tmp_path / "a.json"
-    document.write_text(json.dumps(entries))
-    done = run("copy", document, tmp_path / "out", "--blobs", blobs)
-    assert done.returncode == 0
-    assert done.stderr.count("warning") == 3
-    out = tmp_path / "out"
-    assert (out / "f").read_bytes() == b"2"
-    assert (out / "o").read_bytes() == bytes(3) + b"2222" + b"1" * 10 + bytes(3)
-    assert (os.stat(out / "h").st_size, os.stat(out / "h").st_blocks) == (2**40, 0)

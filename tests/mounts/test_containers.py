@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import DATA, run
 from tests.machine import without_others
-from tests.mounts.mounting import alive, daemon_pid, mount_lines
+from tests.mounts.mounting import daemon_pid
 
 SOURCE = DATA / "archives/flux-list.json"
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes mount namespaces")
@@ -58,18 +58,6 @@ def top(tmp_path: Path) -> Iterator[Path]:
     assert run("mount", SOURCE, tmp_path / "above/mnt").returncode == 0
     yield tmp_path
     subprocess.run(["umount", "-l", "-R", str(tmp_path)], check=False)
-
-
-def test_a_private_bind_keeps_a_mount_that_is_unmounted_outside(top: Path) -> None:
-    mountpoint = top / "above/mnt"
-    pid = daemon_pid(mountpoint)
-    with container(top, mountpoint, "private") as inside:
-        assert inside.run(f"ls {top}/inside") == "job\n"
-        subprocess.run(["umount", str(mountpoint)], check=True)
-        assert not mount_lines(mountpoint)
-        assert os.listdir(mountpoint) == []
-        assert inside.run(f"ls {top}/inside") == "job\n"
-        assert alive(pid)
 
 
 def test_a_bind_with_rslave_sees_mounts_come_and_go(top: Path) -> None:

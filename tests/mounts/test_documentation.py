@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -26,14 +27,15 @@ def test_the_readme(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("PIP_DISABLE_PIP_VERSION_CHECK", "1")
     directory = tmp_path / "data"
     directory.mkdir()
     masks = (r"\d+ reads, \d+ files", r"zarrfs\[\d+\]", r"(?m)^total \d+")
-    check_transcripts((DOCS / "tutorial.md").read_text(), directory, {"/data": str(directory)}, masks)
+    page = re.sub(r"(?m)^\$ pip install .*\n", "", (DOCS / "tutorial.md").read_text())  # the packages are here
+    check_transcripts(page, directory, {"/data": str(directory)}, masks)
     assert not list(directory.iterdir())
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_the_demo() -> None:
     done = subprocess.run([ROOT / "scripts/demo"], capture_output=True, text=True, timeout=400, check=False)

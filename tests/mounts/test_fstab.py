@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +13,6 @@ import pytest
 from tests.conftest import DATA
 from tests.machine import ROOT, Machine
 from tests.mounts.mounting import eventually
-from tests.mounts.test_restarts import READER
 
 INSTALL = f"{ROOT}/scripts/install-helper"
 FSTAB = """\
@@ -70,35 +66,6 @@ def test_the_lines_of_fstab_are_mounted(clean: Machine) -> None:
     assert clean.root("findmnt -no OPTIONS /home/ann/v2").startswith("ro,nosuid,nodev,noexec,")
     assert clean.run("umount", "v2", user="ann").returncode == 0
     assert clean.run("mount", "/mnt/job", user="ann").returncode == 32  # a line without "user"
-    assert clean.mounts() == []
-
-
-def test_a_reader_sees_right_bytes_or_errors_over_restarts(clean: Machine) -> None:
-    """The line of fstab is mounted again after its daemon was killed, at first while its source is away."""
-    value = "the value"
-    clean.path("/srv/data/set.json").write_text(json.dumps({"version": 1, "refs": {"a/0.0": value}}))
-    clean.path("/run/fstab").write_text("/srv/data/set.json /mnt/set zarrfs hold 0 0\n")
-    clean.path("/srv/reader.py").write_text(READER)
-    clean.root("mkdir /mnt/set && mount -T /run/fstab /mnt/set")
-    plain = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
-    with subprocess.Popen(
-        clean.command(*plain, sys.executable, "/srv/reader.py", "/mnt/set"), stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, text=True,
-    ) as reader:  # fmt: skip
-        for _ in range(2):
-            time.sleep(0.5)
-            clean.root("kill -9 $(pgrep -f '[m]ount.zarrfs /srv/data/set.json')")
-            clean.root("mv /srv/data/set.json /srv/away")
-            assert clean.run("mount", "-T", "/run/fstab", "/mnt/set").returncode == 32
-            clean.root("mv /srv/away /srv/data/set.json && mount -T /run/fstab /mnt/set")
-            assert clean.root("cat /mnt/set/a/0.0") == value
-        time.sleep(0.5)
-        found = json.loads(reader.communicate("\n", timeout=60)[0])
-    assert found.keys() <= {"right", "ENOTCONN", "ECONNABORTED", "EIO"}, found
-    assert found["right"]
-    assert found["ENOTCONN"]
-    assert clean.run("umount", "/mnt/set").returncode == 32  # busy, because it is held
-    assert clean.run("zarrfs", "umount", "/mnt/set").returncode == 0
     assert clean.mounts() == []
 
 

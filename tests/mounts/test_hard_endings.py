@@ -128,7 +128,7 @@ def test_a_suspended_daemon_is_unmounted(command: list[str], suspended: tuple[Pa
 # -- daemons that are killed
 
 
-@pytest.mark.parametrize("command", [[PROGRAM, "umount"], [PROGRAM, "umount", "--lazy"], ["fusermount3", "-u"]])
+@pytest.mark.parametrize("command", [[PROGRAM, "umount"], ["fusermount3", "-u"]])
 def test_a_killed_daemon_is_cleaned_away(command: list[str], tmp_path: Path) -> None:
     """Its mount can be unmounted, and nothing stays in /dev/shm."""
     source, root = document(tmp_path, {"a": "here"}), tmp_path / "mnt"
@@ -193,53 +193,6 @@ def test_a_daemon_that_may_not_have_the_memory(bomb: Path, tmp_path: Path) -> No
         assert json.loads((root / "x.json").read_text()) == {}
     finally:
         assert run("umount", root).returncode == 0
-
-
-@pytest.fixture
-def cgroup() -> Iterator[Path]:
-    """Yield a cgroup whose memory can be limited."""
-    made = next(filter(None, map(_new_cgroup, ("/sys/fs/cgroup/memory", "/sys/fs/cgroup"))), None)
-    if made is None:
-        pytest.skip("no cgroup with a bound for memory can be made here")
-    yield made
-    wait_for(lambda: not (made / "cgroup.procs").read_text().strip())
-    made.rmdir()
-
-
-def _new_cgroup(directory: str) -> Path | None:
-    made = Path(directory, f"zarrfs-test-{os.getpid()}")
-    try:
-        made.mkdir()
-    except OSError:
-        return None
-    if any((made / name).exists() for name in ("memory.limit_in_bytes", "memory.max")):
-        return made
-    made.rmdir()
-    return None
-
-
-def test_a_daemon_that_the_kernel_kills_for_memory(cgroup: Path, faulty: Faulty, tmp_path: Path) -> None:
-    """Readers get errors, and `zarrfs umount` unmounts the dead mount."""
-    url = faulty.put("/large", bytes(200 * MIB))
-    source, root = document(tmp_path, {"value": [url, 0, 200 * MIB]}), tmp_path / "mnt"
-    root.mkdir()
-    options = "memory_limit=1GiB,prefetch=256MiB"
-    assert run("mount", source, root, "-o", options).returncode == 0
-    pid = daemon_pid(root)
-    bound = next(name for name in ("memory.limit_in_bytes", "memory.max") if (cgroup / name).exists())
-    (cgroup / "cgroup.procs").write_text(str(pid))
-    (cgroup / bound).write_text(str(40 * MIB))
-    try:
-        done = subprocess.run(["cat", root / "value"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=60,
-                              check=False)  # fmt: skip
-        assert done.returncode != 0
-        wait_for(lambda: not alive(pid))
-        assert error_of(os.listdir, root) in DEAD
-    finally:
-        if alive(pid):
-            os.kill(pid, signal.SIGKILL)
-        assert run("umount", root).returncode == 0
-    assert not mount_lines(root)
 
 
 def test_a_document_that_no_memory_holds(tmp_path: Path) -> None:

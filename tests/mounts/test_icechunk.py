@@ -21,7 +21,7 @@ def test_a_snapshot_is_compiled_once_by_all_processes_that_need_it(tmp_path: Pat
     class Slow(http.server.SimpleHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.append(self.path)
-            time.sleep(2 if "/manifests/" in self.path else 0)
+            time.sleep(1 if "/manifests/" in self.path else 0)
             super().do_GET()
 
         def list_directory(self, path: object) -> None:  # type: ignore[override]

@@ -75,13 +75,3 @@ def test_a_file_rewritten_in_place_is_seen(source: Path, tmp_path: Path) -> None
         (source / "chunk").write_bytes(b"B" * SIZE)
         os.utime(source / "chunk", ns=(before.st_atime_ns, before.st_mtime_ns))
         assert (root / "chunk").read_bytes() == b"B" * SIZE
-
-
-def test_900_open_files_can_be_read(source: Path, tmp_path: Path) -> None:
-    for number in range(1500):
-        (source / str(number)).write_text(str(number))
-    with mounted(source, tmp_path / "mnt") as root:
-        files = [os.open(root / str(number), os.O_RDONLY) for number in range(900)]
-        assert [os.pread(file, 9, 0) for file in files] == [str(number).encode() for number in range(900)]
-        for file in files:
-            os.close(file)

@@ -93,17 +93,6 @@ def together(*mounts: tuple[Path, Path, list[str]]) -> Iterator[list[Path]]:
         assert not left
 
 
-def test_a_chain_of_mounts_is_read(tmp_path: Path) -> None:
-    (tmp_path / "data").write_bytes(b"x" * 1000)
-    at = [tmp_path / f"m{number}" for number in range(4)]
-    before, mounts = tmp_path / "data", []
-    for mine in at:
-        mounts.append((document(tmp_path / f"{mine.name}.json", {"v": [str(before), 0, 1000]}), mine, list[str]()))
-        before = mine / "v"
-    with together(*mounts):
-        assert [read(mine / "v") for mine in reversed(at)] == [1000] * 4
-
-
 def test_a_document_in_a_mount_is_read_again_after_the_mount_is_replaced(tmp_path: Path) -> None:
     """The two documents have the same inode number, size, mtime and ctime."""
     for value in "AAAA", "BBBB":

@@ -56,7 +56,7 @@ def outcome(read: Read, chunk: int, part: slice) -> list[float] | None:
         return None
 
 
-@pytest.fixture(params=[32, 300], ids=["4 KiB", "352 KiB"])
+@pytest.fixture(params=[32])  # 4 KiB; 300 are 352 KiB
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """Write a store whose chunk 7 is a directory: reading it fails."""
     side = request.param
@@ -84,7 +84,7 @@ def repair(store: Path) -> None:
     (store / "good").rename(chunk)
 
 
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(("reader", "source"), [*zip(READERS, (32, 300, 32, 300), strict=True)], indirect=["source"])
 def test_an_open_file_reads_errors_or_right_values(source: Path, reader: str, tmp_path: Path) -> None:
     """Read the bad chunk several times, as dask does that tries again, its neighbours, others; then repair it."""
     side = zarr.open_array(source / "v", mode="r").shape[1]

@@ -136,9 +136,9 @@ def all_wait(root: Path, name: str, threads: int) -> Clock:
 # -- servers that do not answer for a while
 
 
-@pytest.mark.parametrize("threads", [1, 16])
-def test_readers_wait_while_nginx_is_stopped(threads: int, tmp_path: Path) -> None:
+def test_readers_wait_while_nginx_is_stopped(tmp_path: Path) -> None:
     """No read fails, the log has two lines, few requests are tried; `stats` reports the outage."""
+    threads = 16
     (tmp_path / "www").mkdir()
     (tmp_path / "nginx").mkdir()
     with contextlib.ExitStack() as stack:
@@ -258,7 +258,7 @@ def test_many_reads_that_wait_for_a_server_do_not_block_other_requests(tmp_path:
                 readers.wait()
 
 
-@pytest.mark.parametrize(("how", "patience"), [("refused", 3), ("silent", 10)])
+@pytest.mark.parametrize(("how", "patience"), [("refused", 3), ("silent", 5)])
 def test_a_read_fails_after_read_timeout_and_logs_why(how: str, patience: int, faulty: Faulty, tmp_path: Path) -> None:
     """One line names the server, the reason and the duration of the outage, which begins before the read fails."""
     [value] = cut(bytes(8 << 10), "v", 8 << 10)
@@ -275,7 +275,7 @@ def test_a_read_fails_after_read_timeout_and_logs_why(how: str, patience: int, f
         assert caught.value.errno == errno.EIO
         # the kernel requests a page twice; a second wait would log a line too
         assert patience - 0.1 <= began.seconds <= 60
-        reason = "Connection refused" if how == "refused" else "no answer within 2 s"
+        reason = "Connection refused" if how == "refused" else "no answer within 1 s"
         [line] = [line for line in warnings(root) if " ERROR: " in line]
         says = rf"not read within {patience} s \(-o read_timeout=\): {name} has been out for ([\d.]+) s: {reason} "
         says += r"\[EIO\]"

@@ -128,31 +128,3 @@ def test_servers_that_fail(faulty: Faulty, document: Path, tmp_path: Path) -> No
         faulty.put(f"/{blobref(TWO)}", TWO)
         check_files(root)
     assert "another hash" in log_of(tmp_path / "mnt")
-    faulty.put(f"/{blobref(ONE)}", ONE, forever="slow")
-    with mounted(document, tmp_path / "mnt", f"blobs={url},read_timeout=4s") as root:
-        assert error_of((root / "one").read_bytes) == errno.EIO
-        assert (root / "d/two").read_bytes() == TWO
-    faulty.release()
-    assert faulty.url in log_of(tmp_path / "mnt")
-
-
-def test_a_blob_source_that_is_removed_under_a_mount(nginx: Nginx, document: Path, tmp_path: Path) -> None:
-    url, place = web(nginx)
-    (tmp_path / "blobs").mkdir()
-    put(tmp_path / "blobs", ONE)
-    with mounted(document, tmp_path / "mnt", f"blobs={tmp_path}/blobs", f"blobs={url}") as root:
-        assert (root / "one").read_bytes() == ONE
-        shutil.rmtree(tmp_path / "blobs")
-        shutil.rmtree(place)
-        assert error_of((root / "d/two").read_bytes) == errno.EIO
-        assert (root / "one").read_bytes() == ONE
-    assert f"{tmp_path}/blobs/{blobref(TWO)}" in log_of(tmp_path / "mnt")  # the place is down
-
-
-def test_bad_blob_sources_are_refused(document: Path, tmp_path: Path) -> None:
-    (tmp_path / "mnt").mkdir()
-    for place in (document, "flux:main"):
-        done = run("mount", document, tmp_path / "mnt", "-o", f"blobs={place}")
-        assert done.returncode != 0
-        assert f"blobs={place}: " in done.stderr
-        assert len(done.stderr.splitlines()) == 1

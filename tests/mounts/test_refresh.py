@@ -13,7 +13,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -224,23 +223,23 @@ def test_a_refresh_revalidates_blocks_on_disk(faulty: Faulty, tmp_path: Path) ->
         assert set((root / "a").read_bytes()) == set(b"2")
 
 
-@pytest.mark.parametrize("held", [False, True])
-def test_no_counter_decreases_with_a_refresh(held: bool, faulty: Faulty, tmp_path: Path) -> None:
-    """The older version is closed, or a file of it is still open."""
+def test_no_counter_decreases_with_a_refresh(faulty: Faulty, tmp_path: Path) -> None:
+    """A file of the older version is still open at the first refresh, and closed at the second."""
     document, options = tmp_path / "set.json", ("allow=private", f"cache_dir={tmp_path / 'cache'}", "retries=1")
     urls = [faulty.put(f"/{index}", b"value", *([503] if index == 3 else [])) for index in range(40)]
     document.write_text(json.dumps({"version": 1, "refs": {f"x/{index}": [url] for index, url in enumerate(urls)}}))
     with mounted(document, tmp_path / "mnt", *options) as root, open(root / "x/0", "rb") as file:
-        if not held:
-            file.close()
         for index in range(40):
             assert (root / f"x/{index}").read_bytes() == b"value"
         before = counters_of(root)
         assert before["latency_count"] == dict(before["histogram"])[1024] > 10
-        assert refresh(root, force=True) == "refreshed"
-        after = counters_of(root)
-        grow = [name for name in before if name.endswith("_total")]
-        assert [name for name in [*grow, "latency_count"] if after[name] < before[name]] == []
+        for _ in range(2):
+            assert refresh(root, force=True) == "refreshed"
+            after = counters_of(root)
+            grow = [name for name in before if name.endswith("_total")]
+            assert [name for name in [*grow, "latency_count"] if after[name] < before[name]] == []
+            before = after
+            file.close()
 
 
 def test_a_refresh_updates_a_store_at_a_url(nginx: Nginx, tmp_path: Path) -> None:
@@ -260,7 +259,7 @@ def test_a_refresh_updates_a_store_at_a_url(nginx: Nginx, tmp_path: Path) -> Non
                 assert held.read() == old
 
 
-@pytest.mark.parametrize("refreshes", [18, pytest.param(50, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("refreshes", [12, pytest.param(50, marks=pytest.mark.nightly)])
 def test_old_versions_are_closed(refreshes: int, tmp_path: Path) -> None:
     """With many refreshes, and files open across some of them, descriptors and memory do not grow."""
     for name in ("one", "two"):
@@ -281,7 +280,7 @@ def test_old_versions_are_closed(refreshes: int, tmp_path: Path) -> None:
     with mounted(place, tmp_path / "mnt") as root:
         pid, held = daemon_pid(root), list[tuple[IO[bytes], bytes]]()
         for number in range(refreshes):
-            if number == 8:
+            if number == 6:
                 before = descriptors(pid), memory(pid)
             name = ("one", "two")[number % 2]
             (tmp_path / "next").symlink_to(name)
@@ -314,18 +313,6 @@ def test_a_writable_mount_refuses_a_refresh(tmp_path: Path) -> None:
         [line] = [line for line in log_of(root).splitlines() if "WARNING" in line]
         assert done.stderr.removeprefix(f"zarrfs: {root}: ").strip() in line
         assert (root / "a").read_bytes() == b"old"
-
-
-def test_other_users_may_not_refresh_a_mount(tmp_path: Path) -> None:
-    document = tmp_path / "set.json"
-    write_set(document, {"a": b"old"})
-    with mounted(document, tmp_path / "mnt", "allow_other") as root:
-        for name in ("refresh:x", "refresh:x:force"):
-            ask = f"import os; os.setuid(65534); print(os.listdir('.')); os.getxattr('.', 'user.zarrfs.{name}')"
-            done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=False, cwd=root)
-            assert done.stdout == "['a']\n"
-            assert "Operation not permitted" in done.stderr
-        assert not [name for name in os.listxattr(root) if "refresh" in name]
 
 
 def told_of_state(manager: socket.socket) -> bytes:
@@ -364,7 +351,7 @@ def test_a_service_that_is_in_use_is_not_stopping(tmp_path: Path) -> None:
     with managed(document, mountpoint) as (daemon, manager):
         with open(mountpoint / "a", "rb") as file:
             assert run("umount", "--lazy", mountpoint).returncode == 0
-            manager.settimeout(2)
+            manager.settimeout(1)
             with pytest.raises(TimeoutError):
                 told_of_state(manager)
             assert file.read() == b"content"
@@ -393,7 +380,7 @@ def test_a_name_that_was_absent_exists_once_the_refresh_has_returned(tmp_path: P
     write_set(document, {"a": b"1"})
     with mounted(document, tmp_path / "mnt") as root:
         write_set(document, {"a": b"2", "late": b"3"})
-        assert not any((root / name).exists() for name in [*(f"n{number}" for number in range(2000)), "late"])
+        assert not any((root / name).exists() for name in [*(f"n{number}" for number in range(500)), "late"])
         assert refresh(root) == "refreshed"
         assert (root / "late").read_text() == "3"
         assert (root / "a").read_text() == "2"

@@ -102,7 +102,7 @@ def test_the_command_is_not_run_without_its_mount(place: Place) -> None:
     until(place.clean)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_signals_are_forwarded_to_the_command(number: signal.Signals, place: Place) -> None:
     code = (
         "import signal, sys\n"
@@ -170,14 +170,14 @@ def test_another_user_of_the_mount_is_named_and_keeps_it(place: Place) -> None:
     until(place.clean)
 
 
-@pytest.mark.parametrize("when", [0.05, 0.15, 0.25, 0.4])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_signal_at_any_moment_leaves_nothing(number: int, when: float, place: Place) -> None:
-    process = start("sleep", "1")
-    time.sleep(when)
-    process.send_signal(number)
-    process.wait()
-    until(place.clean)
+def test_a_signal_at_any_moment_leaves_nothing(number: int, place: Place) -> None:
+    for when in (0.05, 0.15, 0.3):
+        process = start("sleep", "0.5")
+        time.sleep(when)
+        process.send_signal(number)
+        process.wait()
+        until(place.clean)
 
 
 def test_after_sigkill_the_command_keeps_its_mount(place: Place) -> None:
@@ -205,26 +205,6 @@ def test_a_killed_daemon_gives_the_command_errors_and_leaves_nothing(place: Plac
     go.write_text("go\n")
     assert process.wait(60) == 1
     assert "not connected" in process.stderr.read()
-    until(place.clean)
-
-
-def test_the_command_reads_again_after_a_restart_of_its_mount(place: Place) -> None:
-    go = place.path / "go"
-    os.mkfifo(go)
-    script = f'cd /; echo "$ZARRFS_MOUNT"; read _ <{go}; cat {{}}/.zgroup; read _ <{go}; exec cat {{}}/.zgroup'
-    process = start("sh", "-c", script)
-    assert process.stdout is not None
-    mountpoint = Path(process.stdout.readline().strip())
-    pid = daemon_pid(mountpoint)
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: not alive(pid))
-    go.write_text("go\n")
-    time.sleep(0.5)
-    assert run("mount", SOURCE, mountpoint).returncode == 0
-    go.write_text("go\n")
-    out, err = process.communicate(timeout=60)
-    assert "not connected" in err
-    assert (process.returncode, out) == (0, (SOURCE / ".zgroup").read_text())
     until(place.clean)
 
 

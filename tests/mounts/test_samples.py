@@ -16,7 +16,7 @@ from tests.mounts.mounting import mounted
 REFERENCES = json.loads((DATA / "references/expected.json").read_text())
 ARCHIVE = json.loads((DATA / "archives/expected.json").read_text())
 # One store of each kind; tests/cli/test_cli.py lists and reads all of them without a mount
-ZARR = ["v0_float32_04", "v0_pickled_text", "v1_int32_11", "v2_hier", "v3_draft", "v3_hier"]
+ZARR = ["v0_float32_04", "v2_hier", "v3_hier"]
 
 
 def files_below(root: Path) -> dict[str, Path]:

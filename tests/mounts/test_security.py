@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import functools
 import gzip
-import json
 import os
 import shutil
 import socket
@@ -77,19 +76,6 @@ def test_a_mount_for_others_is_not_controlled_by_them(place: Path) -> None:
         assert as_mallory("touch", root / "b").returncode != 0
         assert as_mallory("fusermount3", "-u", root).returncode != 0
         assert as_mallory("cat", root / "a").returncode == 0
-
-
-def test_a_set_user_id_program_in_an_archive_gives_no_rights(place: Path) -> None:
-    (place / "mnt").mkdir()
-    script = f"#!/bin/sh\ntouch {place}/rights\n"
-    entries = [{"path": "su", "mode": 0o104755, "encoding": "utf-8", "data": script}]
-    (place / "a.json").write_text(json.dumps(entries))
-    with mounted(place / "a.json", place / "mnt", "allow_other") as root:
-        as_mallory(root / "su")
-        assert not (place / "rights").exists()
-        [line] = mount_lines(root)
-        assert "nosuid" in line
-        assert "nodev" in line
 
 
 # -- other users and shared directories
@@ -300,15 +286,16 @@ def test_a_document_without_end_is_an_error(answer: Callable[[socket.socket], No
 # -- special files
 
 
-@pytest.mark.parametrize("target", ["/proc/self/mem", "/dev/zero", "/proc/kmsg", "/dev/stdin"])
-def test_targets_that_are_no_files_do_not_hang(target: str, tmp_path: Path) -> None:
+def test_targets_that_are_no_files_do_not_hang(tmp_path: Path) -> None:
     """These are targets of the user's own sets; a set from the network may refer to no local file at all."""
-    done = threading.Event()
-    with mounted(document(tmp_path, {"x": [target, 0, 100], "w": [target]}), tmp_path / "mnt") as root:
+    done, refs = threading.Event(), dict[str, object]()
+    for number, target in enumerate(["/proc/self/mem", "/dev/zero", "/proc/kmsg", "/dev/stdin"]):
+        refs |= {f"x{number}": [target, 0, 100], f"w{number}": [target]}
+    with mounted(document(tmp_path, refs), tmp_path / "mnt") as root:
 
         def look() -> None:
-            for name in "xw":
-                assert error_of((root / name).read_bytes) in (errno.EIO, errno.EACCES, errno.EPERM, None)
+            for name in refs:
+                assert error_of((root / name).read_bytes) in (errno.EIO, errno.EACCES, errno.EPERM, None), name
             done.set()
 
         threading.Thread(target=look, daemon=True).start()
@@ -330,15 +317,16 @@ def test_a_user_and_mode_of_what_is_made(tmp_path: Path) -> None:
             assert stat.S_IMODE(os.stat(tmp_path / name).st_mode) == 0o700
 
 
-@pytest.mark.parametrize("piece", [":a", "@:", "sig=", "%", "::", "?sig", "::zip://a"])
-def test_a_long_url_does_not_freeze_the_mount(piece: str, tmp_path: Path) -> None:
+def test_a_long_url_does_not_freeze_the_mount(tmp_path: Path) -> None:
     """Messages about a URL of 60 kB are searched for secrets in linear time: reads fail soon, and others go on."""
-    url = ("zip://a" if "zip" in piece else "http://") + piece * (60_000 // len(piece)) + "@/x"
-    source = tmp_path / "set.json"
-    source.write_text(json.dumps({"version": 1, "refs": {"bad": [url, 0, 5], "good": "right"}}))
+    refs: dict[str, object] = {"good": "right"}
+    for number, piece in enumerate([":a", "@:", "sig=", "%", "::", "?sig", "::zip://a"]):
+        url = ("zip://a" if "zip" in piece else "http://") + piece * (60_000 // len(piece)) + "@/x"
+        refs[f"bad{number}"] = [url, 0, 5]
     began = time.monotonic()
-    with mounted(source, tmp_path / "mnt", "retries=0") as root:
-        for _ in range(2):
-            assert error_of((root / "bad").read_bytes) == errno.EIO
+    with mounted(document(tmp_path, refs), tmp_path / "mnt", "retries=0") as root:
+        for name in refs:
+            if name != "good":
+                assert error_of((root / name).read_bytes) == errno.EIO
             assert (root / "good").read_text() == "right"
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60

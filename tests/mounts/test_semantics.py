@@ -7,7 +7,6 @@ import errno
 import functools
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +21,7 @@ import pytest
 
 from tests import caches
 from tests.conftest import DATA, run
-from tests.mounts.mounting import alive, daemon_pid, log_of, mount_lines, mounted, until
+from tests.mounts.mounting import daemon_pid, log_of, mount_lines, mounted, until
 
 HERE = Path(__file__).parent
 DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
@@ -125,16 +124,8 @@ def test_link_counts_dot_entries_and_block_counts(tmp_path: Path) -> None:
         assert (root / "job/inputs/mesh.bin").stat().st_blocks == -(-1500000 // 512)
 
 
-def test_options_set_owner_and_modes(tmp_path: Path) -> None:
-    options = ["uid=1234", "gid=4321", "umask=022"]
-    with mounted(document(tmp_path, {"d/a": "x"}), tmp_path / "mnt", *options) as root:
-        status = (root / "d/a").stat()
-        assert (status.st_uid, status.st_gid, status.st_mode & 0o7777) == (1234, 4321, 0o444)
-        assert (root / "d").stat().st_mode & 0o7777 == 0o555
-
-
 def test_listings_resume_anywhere(tmp_path: Path) -> None:
-    count = 5000
+    count = 2500
     with mounted(document(tmp_path, {f"{n:05}": "x" for n in range(count)}), tmp_path / "mnt") as root:
         script = (
             "import ctypes, sys\n"
@@ -157,12 +148,12 @@ def test_listings_resume_anywhere(tmp_path: Path) -> None:
             "    n = name()\n"
             "    if not n: break\n"
             "    places[-1] = (places[-1], n)\n"
-            "for place, n in [*places[:3], *places[-5:-1:2], *places[1000:4000:777], *places[600:100:-133]]:\n"
+            "for place, n in [*places[:3], *places[-5:-1:2], *places[1000:2400:377], *places[600:100:-133]]:\n"
             "    libc.seekdir(d, place)\n"
             "    assert name() == n, (place, n)\n"
             "libc.rewinddir(d)\n"
             "found = rest()\n"
-            "assert found == ['.', '..', *(f'{i:05}' for i in range(5000))], found[:9]\n"
+            "assert found == ['.', '..', *(f'{i:05}' for i in range(2500))], found[:9]\n"
         )
         subprocess.run(["python3", "-c", script, str(root)], check=True, timeout=60)
         with os.scandir(root) as entries:  # files are read while the listing is in progress
@@ -194,24 +185,6 @@ def test_reads_beyond_the_end_of_a_target_are_eio(tmp_path: Path) -> None:
         assert error_of(os.pread, descriptor, 100, 199_000) == errno.EIO
         os.close(descriptor)
         assert error_of((root / "half").read_bytes) == errno.EIO
-
-
-def test_a_damaged_blob_is_not_served(tmp_path: Path) -> None:
-    blobs = tmp_path / "blobs"
-    shutil.copytree(DATA / "archives/blobs", blobs)
-    victim = blobs / "sha1-9874f8c1f062fed25812012a944d88fa9b254140"
-    data = bytearray(victim.read_bytes())
-    data[-1] ^= 1
-    victim.write_bytes(data)
-    with mounted(DATA / "archives/flux-list.json", tmp_path / "mnt", f"blobs={blobs}") as root:
-        mesh = os.open(root / "job/inputs/mesh.bin", os.O_RDONLY)
-        assert len(os.pread(mesh, 4096, 0)) == 4096
-        # the intact bytes of the damaged blob are not served either
-        assert error_of(os.pread, mesh, 4096, 1_200_000) == errno.EIO
-        os.close(mesh)
-        assert "job/inputs/mesh.bin" in log_of(root)
-        assert "sha1-9874f8c1" in log_of(root)
-        assert len((root / "job/inputs/table.csv").read_bytes()) == 8893
 
 
 def test_a_target_that_has_changed_is_eio(tmp_path: Path) -> None:
@@ -290,26 +263,6 @@ def test_a_read_only_mount_refuses_all_changes(tmp_path: Path) -> None:
         assert {"ro", "nosuid", "nodev"} <= set(line.split(" ")[5].split(","))
 
 
-def test_umount_leaves_no_process(tmp_path: Path) -> None:
-    (tmp_path / "mnt").mkdir()
-    assert run("mount", document(tmp_path, {"a": "x"}), tmp_path / "mnt").returncode == 0
-    pid = daemon_pid(tmp_path / "mnt")
-    assert run("umount", tmp_path / "mnt").returncode == 0
-    assert not alive(pid)  # umount has waited for the daemon
-    done = run("umount", tmp_path / "mnt")
-    assert (done.returncode, done.stderr) == (1, f"zarrfs: {tmp_path}/mnt: not mounted\n")
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_unmount(number: signal.Signals, tmp_path: Path) -> None:
-    (tmp_path / "mnt").mkdir()
-    assert run("mount", document(tmp_path, {"a": "x"}), tmp_path / "mnt").returncode == 0
-    pid = daemon_pid(tmp_path / "mnt")
-    os.kill(pid, number)
-    until(lambda: not alive(pid))
-    assert not mount_lines(tmp_path / "mnt")
-
-
 def test_signals_do_not_unmount_a_mount_in_use(tmp_path: Path) -> None:
     with mounted(document(tmp_path, {"a": "x", "b": "y"}), tmp_path / "mnt") as root, (root / "a").open():
         os.kill(daemon_pid(root), signal.SIGTERM)
@@ -319,18 +272,6 @@ def test_signals_do_not_unmount_a_mount_in_use(tmp_path: Path) -> None:
         done = run("umount", root)
         assert done.returncode == 1
         assert f"pid {os.getpid()}" in done.stderr
-
-
-def test_a_new_mount_replaces_that_of_a_killed_daemon(tmp_path: Path) -> None:
-    source, mnt = document(tmp_path, {"a": "x"}), tmp_path / "mnt"
-    mnt.mkdir()
-    assert run("mount", source, mnt).returncode == 0
-    pid = daemon_pid(mnt)
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: not alive(pid))
-    assert error_of(os.listdir, mnt) in DEAD
-    with mounted(source, mnt) as root:
-        assert (root / "a").read_text() == "x"
 
 
 def test_statvfs_counts_bytes_and_files(tmp_path: Path) -> None:
@@ -373,49 +314,17 @@ def test_without_root_the_rest_of_a_value_is_pushed_into_the_page_cache(tmp_path
         assert run("umount", mnt).returncode == 0
 
 
-def test_options_accept_relative_paths(tmp_path: Path) -> None:
-    source, mnt = document(tmp_path, {"a": "x"}), tmp_path / "mnt"
-    mnt.mkdir()
-    options = "log_file=log"
-    done = run("mount", source.name, "mnt", "-o", options, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert (mnt / "a").read_text() == "x"
-    assert run("umount", "mnt", cwd=tmp_path).returncode == 0
-    assert (tmp_path / "log").exists()
-
-
-def test_foreground_ends_with_ctrl_c(tmp_path: Path) -> None:
-    from tests.conftest import PROGRAM
-
-    mnt = tmp_path / "mnt"
-    mnt.mkdir()
-    daemon = subprocess.Popen(
-        [PROGRAM, "mount", "--foreground", str(document(tmp_path, {"a": "x"})), str(mnt)], stderr=subprocess.PIPE
-    )
-    assert daemon.stderr is not None
-    assert b"mounted on" in daemon.stderr.readline()
-    assert (mnt / "a").read_text() == "x"
-    daemon.send_signal(signal.SIGINT)
-    assert daemon.wait(60) == 0
-    assert not mount_lines(mnt)
-
-
 def test_a_target_inside_the_mount_does_not_hang(tmp_path: Path) -> None:
+    """The size of a whole target is needed while the kernel looks up the file's name with the directory locked."""
     mnt = tmp_path / "mnt"
-    with mounted(document(tmp_path, {"a": [str(mnt / "b"), 0, 1], "b": "x"}), mnt) as root:
-        assert error_of((root / "a").read_bytes) == errno.ELOOP
+    refs = {"a": [str(mnt / "b"), 0, 1], "whole": [str(mnt / "b")], "itself": [str(mnt / "itself")], "b": "x"}
+    with mounted(document(tmp_path, refs), mnt) as root:
+        for name in ("whole", "itself"):
+            done = subprocess.run(["stat", root / name], timeout=60, check=False, capture_output=True, text=True)
+            assert "Too many levels of symbolic links" in done.stderr
+        for name in ("a", "whole", "itself"):
+            assert error_of((root / name).read_bytes) == errno.ELOOP
         assert (root / "b").read_text() == "x"
-
-
-@pytest.mark.parametrize("whole", ["b", "a"])
-def test_a_whole_target_inside_the_mount_does_not_hang(whole: str, tmp_path: Path) -> None:
-    """The target's size is needed while the kernel looks up the file's name with the directory locked."""
-    mnt = tmp_path / "mnt"
-    with mounted(document(tmp_path, {"a": [str(mnt / whole)], "b": "x"}), mnt) as root:
-        done = subprocess.run(["stat", root / "a"], timeout=60, check=False, capture_output=True, text=True)
-        assert "Too many levels of symbolic links" in done.stderr
-        assert (root / "b").read_text() == "x"
-        assert error_of((root / "a").read_bytes) == errno.ELOOP
 
 
 def test_a_lookup_does_not_access_the_target(tmp_path: Path) -> None:

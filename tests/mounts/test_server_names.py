@@ -71,10 +71,10 @@ class Unlisted(Handler):
         return super().list_directory(path)
 
 
-@pytest.fixture(params=[2, 3])
-def express(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Path]]:
+@pytest.fixture
+def express(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     root = tmp_path / "root"
-    group = zarr.open_group(str(root), mode="w", zarr_format=request.param)
+    group = zarr.open_group(str(root), mode="w", zarr_format=3)
     group.create_array("air", shape=(4, 4), chunks=(2, 2), dtype="i4")[:] = np.arange(16).reshape(4, 4)
     group.create_group("deep").create_array("x", shape=(3,), chunks=(1,), dtype="i4")[:] = [1, 2, 3]
     with served(Express, root) as url:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +12,7 @@ import pytest
 from tests.booted import Booted
 from tests.conftest import DATA
 from tests.machine import ROOT
-from tests.mounts.mounting import alive, eventually
+from tests.mounts.mounting import eventually
 
 REFS = json.dumps({"version": 1, "refs": {"a": "hello", "b": ["/srv/data/v2.zarr/.zgroup"]}})
 QUICK = "[Unit]\nStartLimitIntervalSec=0\n[Service]\nRestartSec=0.3\n"  # all other settings are the unit's
@@ -138,20 +135,6 @@ def test_the_sandbox_of_the_service_allows_views_and_writes(machine: Booted) -> 
     machine.root(f"systemctl stop {view} {written}")
 
 
-def test_a_private_mount_namespace_hides_the_mount(machine: Booted) -> None:
-    """This is why docs/mounting.md warns against PrivateTmp= and similar settings."""
-    unit = configure(machine, "hidden")
-    drop_in = "/run/systemd/system/zarrfs@hidden.service.d/private.conf"
-    machine.root(f"mkdir {Path(drop_in).parent}")
-    # the program may be installed below /tmp, which PrivateTmp= hides
-    machine.path(drop_in).write_text(f"[Service]\nPrivateTmp=yes\nBindReadOnlyPaths={' '.join(machine.bound)}\n")
-    machine.root(f"systemctl daemon-reload && systemctl start {unit}")
-    assert shown(machine, unit, "SubState") == "running"
-    assert "/mnt/hidden" not in machine.mounts()
-    machine.root(f"systemctl kill -s KILL {unit}; systemctl stop {unit}", check=False)
-    machine.root(f"rm {drop_in} && systemctl daemon-reload")
-
-
 def test_an_automount_line_of_fstab_is_mounted_at_first_access(machine: Booted) -> None:
     options = "ro,nofail,_netdev,allow_other,x-systemd.automount,x-systemd.idle-timeout=1s"
     machine.path("/etc/fstab").write_text(f"/srv/data/v2.zarr /mnt/looked zarrfs {options} 0 0\n")
@@ -263,14 +246,3 @@ def test_boot_and_shutdown(machine: Booted) -> None:
         booted.root("systemctl poweroff", check=False)
         assert booted.ended()
         assert (booted.shared / "at-shutdown").read_text() == "hellohello"
-
-
-def test_a_machine_that_does_not_shut_down_is_killed() -> None:
-    """The machine leaves no process and no file, and its test fails."""
-    booted = Booted()
-    booted.patience = 1
-    with pytest.raises(subprocess.TimeoutExpired), booted:
-        os.kill(booted._parent.pid, signal.SIGSTOP)
-    assert eventually(lambda: not alive(booted.pid))
-    assert booted._parent.returncode == -signal.SIGKILL
-    assert not booted.shared.parent.exists()

@@ -104,7 +104,7 @@ def write_part(draw: st.DrawFn, array: Any, values: np.ndarray[Any, Any]) -> Non
     array[part] = values[part]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_v2_array_is_equal_in_both_views(views: tuple[Path, dict[int, Path]], data: st.DataObject) -> None:
     source, seen = views
@@ -125,7 +125,7 @@ def test_a_v2_array_is_equal_in_both_views(views: tuple[Path, dict[int, Path]], 
             check(opened(seen[version], version)[name], array)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_v3_array_is_equal_in_both_views(views: tuple[Path, dict[int, Path]], data: st.DataObject) -> None:
     source, seen = views

@@ -69,8 +69,7 @@ def kerchunk_set(tmp_path: Path) -> tuple[Path, xr.Dataset]:
     return tmp_path / "set.json", held
 
 
-@pytest.mark.parametrize("view", ["v2", "v3"])
-@pytest.mark.parametrize("form", ["json", "parquet"])
+@pytest.mark.parametrize(("view", "form"), [("v2", "json"), ("v3", "parquet")])
 def test_xarray_reads_a_kerchunk_set_as_the_file_itself(
     kerchunk_set: tuple[Path, xr.Dataset], tmp_path: Path, view: str, form: str
 ) -> None:

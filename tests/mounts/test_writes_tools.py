@@ -311,7 +311,7 @@ def test_stress_ng_finds_no_error(shared: Path) -> None:
     assert os.listdir(shared / "stress") == []
 
 
-@pytest.mark.parametrize("engine", ["mmap", "libaio"])
+@pytest.mark.parametrize("engine", ["mmap", pytest.param("libaio", marks=pytest.mark.nightly)])
 def test_fio_verifies_the_blocks_that_it_wrote(engine: str, shared: Path) -> None:
     directory = shared / f"fio-{engine}"
     directory.mkdir()

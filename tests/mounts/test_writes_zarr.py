@@ -109,8 +109,7 @@ def change_existing(root: Path) -> None:
     group.attrs["patched"] = True
 
 
-@pytest.mark.parametrize("name", ["v2_hier", "v3_hier"])
-@pytest.mark.parametrize("option", ["upperdir", "rw"])
+@pytest.mark.parametrize(("option", "name"), [("upperdir", "v3_hier"), ("rw", "v2_hier")])
 def test_existing_arrays_are_changed_as_in_a_plain_directory(option: str, name: str, tmp_path: Path) -> None:
     for copy in ("source", "plain"):
         subprocess.run(["cp", "-a", DATA / "zarr" / name, tmp_path / copy], check=True)

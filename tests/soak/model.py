@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import mmap
 import os
 import random
-import shutil
-import stat
 import threading
 from pathlib import Path
 
+from tests.mounts.treemodel import Tree, attempt, snapshot
 from tests.soak.places import Place
 from tests.soak.tally import Tally
 from tests.soak.world import World
 
 _NAMES = 40  # number of names that each writer uses
 _SIZE_MAX = 300_000  # bytes
+_NEW, _MORE = os.O_CREAT | os.O_TRUNC, os.O_CREAT | os.O_APPEND
+_OF_THE_MOUNT = ("EIO", "ENOTCONN", "ECONNABORTED", "ENODEV")  # errors that a plain directory does not have
+
+Call = tuple[str, tuple[object, ...]]  # a method of Tree and its arguments
+
+
+def _changes(one: str, other: str, chance: random.Random) -> list[list[Call]]:
+    """Return the changes from which to choose, each a list of calls."""
+    data, size = chance.randbytes(chance.randrange(_SIZE_MAX)), chance.randrange(_SIZE_MAX)
+    write: Call = ("write", (one, _NEW, 0o644, 0, data))
+    opened: Call = ("open", (1, one, os.O_RDWR | os.O_NOFOLLOW))
+    return [
+        [write], [write], [("write", (one, _MORE, 0o644, 0, data[:5000]))], [("truncate", (one, size))],
+        [("unlink", (one,))], [("rmdir", (one,))], [("rename", (one, other, 0))], [("mkdir", (one, 0o755))],
+        [("symlink", (os.path.basename(other), one))], [("link", (other, one))],
+        [opened, ("fsync", (1,))], [opened, ("map_write", (1, size, data[:9000] or b"x"))],
+    ]  # fmt: skip
 
 
 class Model:
@@ -38,17 +52,24 @@ class Model:
         mine = f"w{self._names.number}"
         for root in (place.mountpoint, self._model):
             (root / mine).mkdir(exist_ok=True)
-        one, other = (f"{mine}/{chance.randrange(_NAMES)}" for _ in range(2))
-        change = chance.choice((_write, _write, _append, _truncate, _remove, _rename, _link, _mapped, _directory))
         if chance.random() < 0.1:
             return self._copy_up(place, chance, self._names.number)
-        state = chance.getstate()
-        results = []
-        for root in (place.mountpoint, self._model):
-            chance.setstate(state)
-            results.append(_outcome(change, root, one, other, chance))
-        if results[0] != results[1]:
-            raise AssertionError(f"{change.__name__} {one} {other}: {results[0]}, but {results[1]} in a directory")
+        one, other = (f"{mine}/{chance.randrange(_NAMES)}" for _ in range(2))
+        shown, plain = Tree(place.mountpoint), Tree(self._model)
+        try:
+            for name, arguments in chance.choice(_changes(one, other, chance)):
+                found = attempt(lambda: getattr(shown, name)(*arguments))  # noqa: B023
+                if found[0] == "failed" and found[1] in _OF_THE_MOUNT:
+                    raise OSError(getattr(errno, str(found[1])), name)
+                expected = attempt(lambda: getattr(plain, name)(*arguments))  # noqa: B023
+                if found != expected:
+                    raise AssertionError(f"{name} {one} {other}: {found}, but {expected} in a directory")
+                if found[0] == "failed":
+                    break
+        finally:
+            for tree in (shown, plain):
+                for handle in list(tree.handles):
+                    tree.close(handle)
         return 0
 
     def _copy_up(self, place: Place, chance: random.Random, writer: int) -> int:
@@ -79,89 +100,6 @@ class Model:
         return found
 
 
-def _outcome(change: object, root: Path, one: str, other: str, chance: random.Random) -> int | str:
-    """Return the result of a change, or its errno as text; raise errors that only a mount can cause."""
-    try:
-        return change(root, one, other, chance)  # type: ignore[operator,no-any-return]
-    except OSError as exc:
-        if exc.errno in (errno.EIO, errno.ENOTCONN, errno.ECONNABORTED, errno.ENODEV):  # from the mount
-            raise
-        return f"errno {exc.errno}"
-
-
-def _tree(root: Path) -> dict[str, object]:
-    """Return the mode and content of everything below a directory, and the targets of symlinks."""
-    found: dict[str, object] = {}
-    for folder, _, files in os.walk(root):
-        found[os.path.relpath(folder, root)] = stat.S_IMODE(os.stat(folder).st_mode)
-        for name in files:
-            path = Path(folder, name)
-            key = os.path.relpath(path, root)
-            found[key] = os.readlink(path) if path.is_symlink() else (path.stat().st_mode, path.read_bytes())
-    return found
-
-
-def _write(root: Path, one: str, other: str, chance: random.Random) -> int:
-    data = chance.randbytes(chance.randrange(_SIZE_MAX))
-    with (root / one).open("wb", buffering=0) as file:
-        file.write(data)
-        if chance.random() < 0.2:
-            os.fsync(file.fileno())
-    return len(data)
-
-
-def _append(root: Path, one: str, other: str, chance: random.Random) -> int:
-    data = chance.randbytes(chance.randrange(5000))
-    with (root / one).open("ab", buffering=0) as file:
-        file.write(data)
-    return len(data)
-
-
-def _truncate(root: Path, one: str, other: str, chance: random.Random) -> int:
-    os.truncate(root / one, chance.randrange(_SIZE_MAX))
-    return 0
-
-
-def _remove(root: Path, one: str, other: str, chance: random.Random) -> int:
-    path = root / one
-    if path.is_dir() and not path.is_symlink():
-        if chance.random() < 0.5:
-            shutil.rmtree(path)
-        else:
-            path.rmdir()
-    else:
-        path.unlink()
-    return 0
-
-
-def _rename(root: Path, one: str, other: str, chance: random.Random) -> int:
-    os.rename(root / one, root / other)
-    return 0
-
-
-def _link(root: Path, one: str, other: str, chance: random.Random) -> int:
-    if chance.random() < 0.5:
-        os.symlink(os.path.basename(other), root / one)
-    else:
-        os.link(root / other, root / one, follow_symlinks=False)
-    return 0
-
-
-def _directory(root: Path, one: str, other: str, chance: random.Random) -> int:
-    (root / one).mkdir()
-    (root / one / "inside").write_bytes(chance.randbytes(100))
-    return 0
-
-
-def _mapped(root: Path, one: str, other: str, chance: random.Random) -> int:
-    """Write through a shared mapping."""
-    descriptor = os.open(root / one, os.O_RDWR | os.O_NOFOLLOW)
-    with contextlib.closing(os.fdopen(descriptor, "r+b", buffering=0)):
-        size = os.fstat(descriptor).st_size
-        if not size:
-            return 0
-        data = chance.randbytes(min(size, 9000))
-        with mmap.mmap(descriptor, size) as memory:
-            at = chance.randrange(size - len(data) + 1)
-            memory[at : at + len(data)] = data
-    return len(data)
+def _tree(root: Path) -> dict[str, tuple[object, ...]]:
+    """Return the mode and content of everything below a directory. Links are not counted: caches are dropped."""
+    return {key: (about["mode"], about.get("content")) for key, about in snapshot(root).items()}

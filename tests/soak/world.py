@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import kerchunk.df
 import numpy as np
 import zarr
 
@@ -106,8 +107,10 @@ class World:
             file.seek(MIB)
             file.write(data)
         values["sparse"] = memoryview((tree / "sparse").read_bytes())
-        _program("archive", "create", "-C", tree, "-O", self.directory / "archive.json", "--blobs",
-                 self.directory / "blobs", ".")  # fmt: skip
+        done = run("archive", "create", "-C", tree, "-O", self.directory / "archive.json", "--blobs",
+                   self.directory / "blobs", ".")  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(f"zarrfs archive create: {done.stderr.strip()}")
         return str(self.directory / "archive.json"), values
 
     def _items(self) -> np.ndarray[Any, Any]:
@@ -126,20 +129,12 @@ class World:
         refs: dict[str, Any] = {f"x/{name}": [f"file://{store}/x/{name}"] for name in array}
         refs[".zgroup"] = (store / ".zgroup").read_text()
         refs["x/.zarray"] = (store / "x/.zarray").read_text()
-        (self.directory / "array.json").write_text(json.dumps({"version": 1, "refs": refs}))
-        _program("refs", "convert", self.directory / "array.json", self.directory / "array.parq", "--to", "parquet",
-                 "--record-size", 50)  # fmt: skip
+        kerchunk.df.refs_to_dataframe(refs, str(self.directory / "array.parq"), record_size=50)
         return str(self.directory / "array.parq"), {f"x/{name}": data for name, data in array.items()}
 
 
 def _values(found: list[Value]) -> dict[str, memoryview]:
     return {value.key: memoryview(value.data)[value.start : value.stop] for value in found}
-
-
-def _program(*arguments: object) -> None:
-    done = run(*arguments)
-    if done.returncode:
-        raise RuntimeError(f"zarrfs {arguments[0]} {arguments[1]}: {done.stderr.strip()}")
 
 
 def digest(data: memoryview) -> str:
