@@ -101,8 +101,13 @@ def part(number: int) -> slice:
     return slice(number * CHUNK, (number + 1) * CHUNK)
 
 
-@pytest.mark.parametrize("view", ["raw", "v2", "arrays"])
-@pytest.mark.parametrize("name", CASES)
+SOME = ("absolute, allowed", "relative", "fifo", "directory", "cut")
+
+
+VIEWS = [(name, "raw") for name in CASES] + [(name, view) for view in ("v2", "arrays") for name in SOME]
+
+
+@pytest.mark.parametrize(("name", "view"), VIEWS)
 def test_allowed_links_to_chunks_are_followed_and_other_entries_are_errors(
     name: str, view: str, tmp_path: Path
 ) -> None:

@@ -156,7 +156,7 @@ def test_names_forge_no_lines_and_move_no_cursor(tmp_path: Path) -> None:
         assert error_of((root / evil).read_bytes) == errno.EIO
         log = log_of(root)
     assert all(line.startswith("20") and " zarrfs[" in line for line in log.splitlines())
-    shown = [log, *(text for command in ("check", "ls", "info", "tree")
+    shown = [log, *(text for command in ("check", "ls", "info")
                     for done in [run(command, source)] for text in (done.stdout, done.stderr))]  # fmt: skip
     for text in shown:
         assert not {"\x1b", "\x07", "\r"} & set(text)
