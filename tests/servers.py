@@ -231,6 +231,39 @@ class Faulty:
         self._server.server_close()
 
 
+Answer = tuple[int, dict[str, str], bytes]
+
+
+@contextlib.contextmanager
+def serving(answer: Callable[[str, str], Answer]) -> Iterator[str]:
+    """Run a server whose `answer` returns (status, headers, body) for (method, path); yield its URL."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # else a body waits for the acknowledgement of its headers
+
+        def log_message(self, *arguments: object) -> None:
+            """Print nothing."""
+
+        def do_GET(self) -> None:
+            status, headers, body = answer(self.command, self.path)
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+    with _Server(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
 class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128

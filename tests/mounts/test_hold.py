@@ -108,7 +108,6 @@ def test_a_mount_in_use_stays_after_its_owner_has_ended(source: Path, root: Path
 def test_a_held_mount_whose_daemon_is_killed_gives_errors(source: Path, root: Path) -> None:
     mount(source, root, "hold")
     with reading(root) as seen:
-        time.sleep(0.3)
         kill_daemon(root)
         time.sleep(0.3)
         assert run("umount", "--below", root.parent, "--dead").returncode == 0

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import http.server
 import itertools
 import json
 import os
 import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from urllib.parse import quote_from_bytes
 import pytest
 
 from tests.machine import ROOT, Machine
+from tests.servers import serving
 
 # One name for each cause of failure: characters that fail for the same reason share a name
 NAMES = {
@@ -51,27 +50,8 @@ def machine() -> Iterator[Machine]:
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """Start a web server that answers every path with CONTENT; yield its URL."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # send the body before the headers are acknowledged
-
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(CONTENT)))
-            self.send_header("ETag", '"1"')
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(CONTENT)
-
-        do_HEAD = do_GET
-
-        def log_message(self, *_: object) -> None: ...
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
-        threading.Thread(target=made.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{made.server_port}"
-        made.shutdown()
+    with serving(lambda method, path: (200, {"ETag": '"1"'}, CONTENT)) as url:
+        yield url
 
 
 def make(kind: str, base: Path, inside: str, name: str, server: str) -> tuple[str, list[str], str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import logging
 import random
@@ -22,7 +21,7 @@ import zarr
 
 from tests.conftest import run
 from tests.mounts.mounting import all_written, mounted, until
-from tests.servers import S3, Nginx, nginx, s3
+from tests.servers import S3, Answer, Nginx, nginx, s3, serving
 
 __all__ = ["nginx", "s3"]
 
@@ -138,33 +137,21 @@ def test_sizes_of_a_listing_are_requested_concurrently(references_to: Callable[[
     """ls stats one file after another; with a server 30 ms away, 200 requests in a row would take six seconds."""
     going, lock, seen = 0, threading.Lock(), list[int]()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(method: str, path: str) -> Answer:
+        nonlocal going
+        with lock:
+            going += 1
+            seen.append(going)
+        time.sleep(0.03)
+        with lock:
+            going -= 1
+        return 200, {"Content-Length": str(int(path[-3:]) + 1)}, b""
 
-        def log_message(self, *arguments: object) -> None:
-            """Do not log."""
-
-        def do_HEAD(self) -> None:
-            nonlocal going
-            with lock:
-                going += 1
-                seen.append(going)
-            time.sleep(0.03)
-            with lock:
-                going -= 1
-            self.send_response(200)
-            self.send_header("Content-Length", str(int(self.path[-3:]) + 1))
-            self.end_headers()
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        with mounted(references_to(f"http://127.0.0.1:{server.server_port}"), tmp_path / "mnt") as root:
-            shell(root, "ls", "-l", ".")
-            assert len(seen) == WHOLE
-            assert max(seen) >= 8
-            assert (root / "v122").stat().st_size == 123
-        server.shutdown()
+    with serving(answer) as url, mounted(references_to(url), tmp_path / "mnt") as root:
+        shell(root, "ls", "-l", ".")
+        assert len(seen) == WHOLE
+        assert max(seen) >= 8
+        assert (root / "v122").stat().st_size == 123
 
 
 def test_whole_values_take_a_request_each(

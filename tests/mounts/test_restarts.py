@@ -26,6 +26,8 @@ READER = """
 import collections, errno, json, os, select, sys
 seen = collections.Counter()
 root, *pause = sys.argv[1:]
+seen["right"] += open(root + "/a/0.0", "rb").read() == b"the value"
+print("started", flush=True)
 while not select.select([0], [], [], float(pause[0]) if pause else 0)[0]:"""
 READER += LIST_AND_READ + """
 print(json.dumps(seen))
@@ -42,6 +44,8 @@ def reading(root: Path, pause: float = 0) -> Iterator[Callable[[], dict[str, int
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "started\n"
         yield lambda: dict(json.loads(reader.communicate("\n", timeout=60)[0]))
     finally:
         reader.kill()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
 import os
 import stat
 import subprocess
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +16,7 @@ import pytest
 
 from tests.conftest import DATA, run
 from tests.mounts.mounting import daemon_pid, mount_lines, until
-from tests.servers import free_port
+from tests.servers import Answer, free_port, serving
 
 MINE = {  # secrets of the user who mounts
     "the password in the source": "srcpassq1w2e3",
@@ -37,62 +35,28 @@ THEIRS = {  # secrets of the author of the set, which its index has to contain
 STATUSES = (401, 403, 404, 410, 429, 500)
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    """A handler that serves `documents`, answers /N with status N and redirects /away-N to /N with a token."""
-
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # send the body before the headers are acknowledged
-    documents: dict[str, bytes]
-
-    def log_message(self, *arguments: object) -> None:
-        """Do not log."""
-
-    def do_HEAD(self) -> None:
-        self._answer(False)
-
-    def do_GET(self) -> None:
-        self._answer(True)
-
-    def _answer(self, body: bool) -> None:
-        path = urlsplit(self.path).path
-        number = path.strip("/").rpartition("-")[2]
-        if path in self.documents:
-            return self._send(200, self.documents[path], body)
-        if path.startswith("/away"):
-            other = f"http://127.0.0.1:{self.server.server_port}"  # type: ignore[attr-defined]
-            token = THEIRS["the token of a redirect"]
-            return self._send(302, b"", body, Location=f"{other}/{number}?access_token={token}")
-        return self._send(int(number) if number.isdigit() else 404, b"no", body)
-
-    def _send(self, status: int, data: bytes, body: bool, **headers: str) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(data)), "ETag": '"1"', **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if body:
-            self.wfile.write(data)
-
-
-class _Server(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore clients that close a connection early."""
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """Start a server with /set.json, a response for every other path; yield its host:port."""
-    documents: dict[str, bytes] = {}
-    handler = type("Handler", (_Handler,), {"documents": documents})
-    with _Server(("127.0.0.1", 0), handler) as server:
-        documents["/set.json"] = json.dumps({"version": 1, "refs": refs(server.server_port)}).encode()
-        documents["/data"] = bytes(100)
-        documents["/store.zarr/.zgroup"] = b'{"zarr_format": 2}'
-        documents["/store.zarr/.zmetadata"] = b'{"metadata": {".zgroup": {"zarr_format": 2}}}'
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"127.0.0.1:{server.server_port}"
-        server.shutdown()
+    """Start a server with /set.json and others; it answers /N with status N, /away-N with a redirect with a token."""
+    documents: dict[str, bytes] = {
+        "/data": bytes(100), "/store.zarr/.zgroup": b'{"zarr_format": 2}',
+        "/store.zarr/.zmetadata": b'{"metadata": {".zgroup": {"zarr_format": 2}}}',
+    }  # fmt: skip
+
+    def answer(method: str, path: str) -> Answer:
+        path = urlsplit(path).path
+        number = path.strip("/").rpartition("-")[2]
+        if path in documents:
+            return 200, {"ETag": '"1"'}, documents[path]
+        if path.startswith("/away"):
+            token = THEIRS["the token of a redirect"]
+            return 302, {"Location": f"{url}/{number}?access_token={token}"}, b""
+        return int(number) if number.isdigit() else 404, {"ETag": '"1"'}, b"no"
+
+    with serving(answer) as url:
+        port = int(url.rpartition(":")[2])
+        documents["/set.json"] = json.dumps({"version": 1, "refs": refs(port)}).encode()
+        yield f"127.0.0.1:{port}"
 
 
 def refs(port: int) -> dict[str, object]:

@@ -131,10 +131,10 @@ def test_daemons_killed_while_they_write_blocks_leave_whole_blocks(nginx: Nginx,
 
 
 def test_two_daemons_share_a_directory_under_load(nginx: Nginx, tmp_path: Path) -> None:
-    values = cut(publish(nginx.plain.root, "shared.bin", 24 << 20), "v", 200_000, gap=0)
-    large = cut(values[0].data, "large", 24 << 20)
+    values = cut(publish(nginx.plain.root, "shared.bin", 48 << 20), "v", 200_000, gap=0)
+    large = cut(values[0].data, "large", 48 << 20)
     source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/shared.bin": [*values, *large]})
-    blocks, bound = tmp_path / "blocks", 8 << 20
+    blocks, bound = tmp_path / "blocks", 16 << 20
     more = f"cache_dir={blocks},cache_size={bound}B,memory_limit=8MiB"
     chance, usages, over = random.Random(3), [0], threading.Event()
 
@@ -149,7 +149,7 @@ def test_two_daemons_share_a_directory_under_load(nginx: Nginx, tmp_path: Path) 
     ):
         watching = pool.submit(watch)
         try:
-            reads = [(large[0], chance.randrange((24 << 20) - 30_000), 30_000) for _ in range(150)]
+            reads = [(large[0], chance.randrange(48 << 20), 30_000) for _ in range(150)]
             jobs = [
                 pool.submit(read_all, root, [*whole(chance.choices(values, k=450)), *reads], 8)
                 for root in (one, two)

@@ -3,51 +3,14 @@
 from __future__ import annotations
 
 import errno
-import http.server
 import json
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.mounts.mounting import mounted
 from tests.mounts.test_semantics import error_of
-
-Answer = tuple[int, dict[str, str], bytes]
-
-
-@contextmanager
-def serving(answer: Callable[[str, str], Answer]) -> Iterator[str]:
-    """Run a server whose `answer` returns (status, headers, body) for (method, path); yield its URL."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
-
-        def log_message(self, *arguments: object) -> None:
-            """Do not log."""
-
-        def do_GET(self) -> None:
-            status, headers, body = answer(self.command, self.path)
-            self.send_response(status)
-            for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        do_HEAD = do_GET
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+from tests.servers import Answer, serving
 
 
 def reference_set(path: Path, refs: dict[str, object]) -> Path:
