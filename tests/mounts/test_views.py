@@ -118,20 +118,6 @@ def with_odd(place: Path) -> Path:
     return store
 
 
-def test_a_fill_value_that_v2_does_not_have_is_left_out(tmp_path: Path) -> None:
-    """Otherwise zarr-python would silently read another NaN."""
-    group = zarr.open_group(tmp_path / "v3.zarr", mode="w", zarr_format=3)
-    for name, fill in (("usual", "NaN"), ("odd", ODD)):
-        group.create_array(name, shape=4, chunks=2, dtype="f8")
-        document = tmp_path / "v3.zarr" / name / "zarr.json"
-        document.write_text(json.dumps(json.loads(document.read_text()) | {"fill_value": fill}))
-    with mounted(tmp_path / "v3.zarr", tmp_path / "mnt", "view=v2") as mountpoint:
-        assert np.isnan(zarr.open_array(mountpoint / "usual", mode="r")[...]).all()
-        assert os.listdir(mountpoint / "odd") == []
-        reasons = json.loads(os.getxattr(mountpoint / "odd", "user.zarrfs.left_out"))
-        assert f"{ODD}, a NaN with a sign or bits of its own" in reasons["odd"]
-
-
 def test_nodes_left_out_of_a_view_are_in_an_attribute(tmp_path: Path) -> None:
     with mounted(with_odd(tmp_path), tmp_path / "mnt", "view=v2") as mountpoint:
         with warnings.catch_warnings(record=True) as told:

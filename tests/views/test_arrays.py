@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 import tempfile
@@ -18,12 +17,9 @@ import zarr
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from tests.store.contract import StoreContract, Tree, keys, listed
-from tests.views.arraystores import items_of, view_of, with_view
-from tests.zarrsamples import DRAFT, SAMPLES, Sample
-from zarrfs.config.options import Options
-from zarrfs.errors import NotFound, ReadError, TargetChanged
-from zarrfs.sources import open_source
+from tests.store.contract import StoreContract, Tree, listed
+from tests.views.arraystores import view_of, with_view
+from zarrfs.errors import NotFound, TargetChanged
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.views.arrays import ArraysView
 
@@ -282,39 +278,3 @@ def test_attributes_with_a_nan_stay_as_in_the_source(tmp_path: Path) -> None:
         assert "NaN" in bytes(await view.get("x.json")).decode()
 
     with_view(tmp_path, check)
-
-
-def test_an_array_in_a_reference_set_is_read(tmp_path: Path) -> None:
-    document = {".zgroup": '{"zarr_format": 2}', "x/.zarray": json.dumps(
-        {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "compressor": None, "filters": None,
-         "fill_value": 9, "order": "C"}), "x/1": "\x01\x02"}  # fmt: skip
-    (tmp_path / "refs.json").write_text(json.dumps(document))
-
-    async def main() -> None:
-        view = open_source(str(tmp_path / "refs.json"), Options(view="arrays"))
-        try:
-            assert bytes(await items_of(view)) == b"\x09\x09\x01\x02"
-            assert view.immutable
-        finally:
-            await view.aclose()
-
-    trio.run(main)
-
-
-@pytest.mark.parametrize("sample", SAMPLES + DRAFT, ids=lambda sample: sample.label)
-def test_every_sample_array_has_its_recorded_values(sample: Sample) -> None:
-    path = sample.path or "array"
-
-    async def check(view: ArraysView) -> None:
-        if not sample.decoded:
-            with pytest.raises(ReadError):
-                await view.get(f"{path}.npy")
-            return
-        found = np.load(io.BytesIO(bytes(await view.get(f"{path}.npy"))))
-        assert found.shape == sample.shape
-        assert not sample.defined or hashlib.sha256(found.tobytes()).hexdigest() == sample.sha256
-        if sample.attributes is not None:
-            assert json.loads(bytes(await view.get(f"{path}.json"))) == sample.attributes
-        assert f"{path}.npy" in await keys(view)
-
-    with_view(sample.store, check)

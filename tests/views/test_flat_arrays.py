@@ -81,19 +81,6 @@ def plain(path: Path, shape: tuple[int, ...], chunks: tuple[int, ...], **more: o
     return items
 
 
-def test_a_scan_decodes_each_chunk_once(tmp_path: Path) -> None:
-    items = plain(tmp_path, (512, 256), (32, 64))
-
-    async def check(view: ArraysView) -> None:
-        data = b"".join([bytes(await items_of(view, at, 5000)) for at in range(0, items.nbytes, 5000)])
-        assert data == items.tobytes()
-        await trio.testing.wait_all_tasks_blocked(0.05)
-        assert COUNTS["chunks_decoded_total"] == 64
-        assert counters()["memory_kept_bytes"] <= 80_000
-
-    with_view(tmp_path, check, budget=80_000)  # two bands of four chunks of 8 KiB, and some
-
-
 def test_the_next_chunks_are_decoded_ahead(tmp_path: Path) -> None:
     plain(tmp_path, (64 << 10,), (1 << 10,))
 
@@ -217,17 +204,6 @@ def test_an_entry_that_is_no_chunk_is_an_error_and_not_the_fill_value(
     with_view(tmp_path, failing)
 
 
-def test_chunks_that_are_links_are_read(tmp_path: Path) -> None:
-    items = plain(tmp_path, (64,), (32,), compressors=None)
-    (tmp_path / "x/1").rename(tmp_path / "elsewhere")
-    (tmp_path / "x/1").symlink_to("../elsewhere")
-
-    async def check(view: ArraysView) -> None:
-        assert bytes(await items_of(view)) == items.tobytes()
-
-    with_view(tmp_path, check)
-
-
 def test_shards_that_are_links_are_read(tmp_path: Path) -> None:
     items = np.arange(64, dtype="i4").reshape(8, 8)
     group = zarr.open_group(tmp_path, mode="w")
@@ -283,35 +259,3 @@ def test_links_in_place_of_chunks_in_an_archive_are_followed(tmp_path: Path, how
             await view.aclose()
 
     trio.run(main)
-
-
-def test_a_chunk_that_changes_is_seen_after_a_second(tmp_path: Path) -> None:
-    items = plain(tmp_path, (64,), (32,))
-    array = zarr.open_array(tmp_path / "x", mode="r+")
-
-    async def check(view: ArraysView) -> None:
-        assert bytes(await items_of(view)) == items.tobytes()
-        array[40] = 7
-        await trio.sleep(1.2)
-        wanted = items.copy()
-        wanted[40] = 7
-        assert bytes(await items_of(view)) == wanted.tobytes()
-        assert (await view.open("x.npy")).version is None  # the kernel keeps no pages
-
-    with_view(tmp_path, check)
-
-
-def test_a_shard_that_changes_is_seen(tmp_path: Path) -> None:
-    group = zarr.open_group(tmp_path, mode="w", zarr_format=3)
-    array = group.create_array("x", shape=(64,), chunks=(8,), shards=(32,), dtype="<i4", fill_value=0)
-    array[:] = np.arange(64)
-
-    async def check(view: ArraysView) -> None:
-        assert bytes(await items_of(view)) == np.arange(64, dtype="<i4").tobytes()
-        array[:] = 3
-        await trio.sleep(1.2)
-        assert bytes(await items_of(view)) == np.full(64, 3, "<i4").tobytes()
-
-    with_view(tmp_path, check)
-
-

@@ -21,8 +21,6 @@ from zarrfs.errors import NotFound, ReadError, TargetChanged
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.views.translated import TranslatedView
 
-OBJECTS = {"dtype": "|O", "fill_value": None, "filters": [{"id": "json2"}]}
-
 
 def on_view(
     root: Path, tree: Tree, version: Literal[2, 3], check: Callable[[TranslatedView], Awaitable[None]], **how: Any
@@ -93,50 +91,6 @@ def test_nested_chunks_of_old_stores_are_detected(tmp_path: Path) -> None:
     for index in False, True:
         on_view(tmp_path, both, 2, as_v2, index=index)
         on_view(tmp_path, both, 3, as_v3, index=index)
-
-
-def test_nodes_a_version_cannot_express_are_left_out_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    tree = {"g/.zgroup": GROUP_2, "g/bad/.zarray": v2(**OBJECTS), "g/bad/0.0": b"x", "g/good/.zarray": v2()}
-
-    async def check(view: TranslatedView) -> None:
-        for _ in range(2):
-            assert [info.name for info in await listed(view, "g/bad")] == []
-            with pytest.raises(NotFound):
-                await view.get("g/bad/zarr.json")
-            with pytest.raises(NotFound):
-                await view.get("g/bad/0.0")
-        assert (await document(view, "g/good/zarr.json"))["node_type"] == "array"
-        reasons = await view.left_out("g/bad")
-        assert list(reasons) == ["g/bad"]
-        assert reasons["g/bad"].startswith("dtype: v3 has no objects")
-        assert await view.left_out("") == await view.left_out("g") == reasons
-        assert await view.left_out("g/good") == {}
-
-    on_view(tmp_path, tree, 3, check)
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert caplog.messages[0].startswith("g/bad: left out of view=v3: ")
-
-
-@pytest.mark.parametrize("name", [".zarray", "zarr.json", "meta", "__zmeta__", ".zgroup"])
-@pytest.mark.parametrize("version", [2, 3])
-def test_a_bad_document_is_an_error_for_its_node_alone(tmp_path: Path, name: str, version: Literal[2, 3]) -> None:
-    data = b'{"zarr_format": 1, "node_type": "array"' if name == "meta" else b'{"node_type": "array"'
-    tree = {f"bad/{name}": data, "bad/0.0": b"x", "good/.zarray": v2(), "good/0.0": b"y", ".zgroup": GROUP_2}
-    shown = "zarr.json" if version == 3 else ".zgroup" if name in (".zgroup", "zarr.json") else ".zarray"
-
-    async def check(view: TranslatedView) -> None:
-        assert [info.name for info in await listed(view, "bad")] == [shown]
-        assert (await view.info(f"bad/{shown}")).unreadable  # it has a size, so that programs open it and fail
-        with pytest.raises(ReadError, match="bad"):
-            await view.get(f"bad/{shown}")
-        with pytest.raises(NotFound):
-            await view.get("bad/0.0")
-        assert bytes(await view.get("good/0.0")) == b"y"
-        assert await document(view, f"good/{'zarr.json' if version == 3 else '.zarray'}")
-
-    on_view(tmp_path, tree, version, check)
 
 
 @pytest.mark.parametrize("change", ["document", "removed"])

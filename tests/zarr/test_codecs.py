@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -19,30 +18,10 @@ from zarr.codecs import numcodecs as zarr3
 from zarr.storage import MemoryStore
 
 from tests.zarr.chunks import array_of, assembled, parsed
-from tests.zarrsamples import SAMPLES, Sample
 from zarrfs.zarr.codecs import CodecError, check_codecs, decode_chunk
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # zarr-python warns of future changes, numcodecs of overflows
 RELAXED = settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
-
-
-@pytest.mark.parametrize("sample", SAMPLES, ids=[sample.label for sample in SAMPLES])
-def test_chunks_of_sample_stores_have_their_recorded_values(sample: Sample) -> None:
-    root = sample.store / sample.path
-
-    def get(key: str) -> bytes | None:
-        path = root / key
-        return path.read_bytes() if path.is_file() else None
-
-    array = parsed(get)
-    if not sample.decoded:
-        with pytest.raises(CodecError):
-            assembled(array, get)
-        return
-    assert check_codecs(array) == []
-    found = assembled(array, get)
-    if sample.defined:
-        assert hashlib.sha256(found.tobytes()).hexdigest() == sample.sha256
 
 
 NUMBERS = ["<i1", "<i2", ">i2", "<i4", ">i4", "<i8", "<u2", ">u8", "<f4", ">f4", "<f8", ">f8"]

@@ -2,86 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.zarr import sample_documents
-from tests.zarr.sample_documents import DOCUMENTS, LITTLE, V2, array
-from tests.zarrsamples import ROOT, SAMPLES, Sample
-from zarrfs.zarr import ATTRIBUTE_DOCUMENTS, NODE_DOCUMENTS, dtypes
-from zarrfs.zarr.documents import is_litter, parse_document, parse_node
+from tests.zarr.sample_documents import DOCUMENTS, array
+from tests.zarrsamples import ROOT
+from zarrfs.zarr import NODE_DOCUMENTS
+from zarrfs.zarr.documents import parse_document, parse_node
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import load_json
-from zarrfs.zarr.keys import DEFAULT, FLAT, NESTED, V0, KeyTemplate
+from zarrfs.zarr.keys import DEFAULT, FLAT, NESTED, KeyTemplate
 from zarrfs.zarr.legacy import OtherFile
-from zarrfs.zarr.model import ArrayMetadata, CodecSpec, GroupMetadata
-
-
-def read(path: Path) -> ArrayMetadata | GroupMetadata:
-    """Parse the node in a directory."""
-    name = next(name for name in NODE_DOCUMENTS if (path / name).exists())
-    attributes = path / ATTRIBUTE_DOCUMENTS.get(name, "")
-    return parse_node(name, (path / name).read_bytes(), attributes.read_bytes() if attributes.is_file() else None)
-
+from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
 
 # -- genuine stores
-
-
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.label)
-def test_documents_of_sample_stores_are_parsed(sample: Sample) -> None:
-    found = read(sample.store / sample.path)
-    assert isinstance(found, ArrayMetadata)
-    assert (found.generation, found.shape) == (sample.store.name[:2], sample.shape)
-    assert found.dtype.numpy().str == sample.dtype
-    if sample.attributes is not None:
-        assert found.attributes == sample.attributes
-    documents = {*NODE_DOCUMENTS, *ATTRIBUTE_DOCUMENTS.values()}
-    keys = {str(path.relative_to(sample.store / sample.path)) for path in (sample.store / sample.path).rglob("*.*")}
-    chunks = {key for key in keys if key not in documents and not is_litter(key) and "." in key.strip(".")}
-    assert all(found.keys.index(key, found.grid) is not None for key in chunks)
-
-
-@pytest.mark.parametrize("path", ["v2_hier", "v3_hier", "v2_hier/sub", "v3_hier/sub/deep"])
-def test_groups_of_sample_stores_are_parsed(path: str) -> None:
-    found = read(ROOT / path)
-    assert isinstance(found, GroupMetadata)
-    assert found.generation == path[:2]
-    assert found.attributes == ({} if "/" in path else {"title": "t"})
-
-
-def test_codec_pipelines_of_sample_stores() -> None:
-    """Pipelines have the form of v3, whatever the generation."""
-
-    def codecs(path: str) -> list[Any]:
-        found = read(ROOT / path)
-        assert isinstance(found, ArrayMetadata)
-        return list(found.codecs)
-
-    def blosc(typesize: int, cname: str, clevel: int, shuffle: str = "shuffle") -> CodecSpec:
-        return CodecSpec(
-            "blosc",
-            {"typesize": typesize, "cname": cname, "clevel": clevel, "shuffle": shuffle, "blocksize": 0},
-        )
-
-    assert codecs("v0_int32_01") == [LITTLE, blosc(4, "lz4", 2)]
-    assert codecs("v0_float64_06")[0] == CodecSpec("bytes", {"endian": "big"})
-    assert codecs("v1_float64_05") == [LITTLE, blosc(8, "zstd", 6, "bitshuffle")]
-    assert codecs("v1_int8_00") == [CodecSpec("bytes"), CodecSpec("numcodecs.zlib", {"level": 4})]
-    assert codecs("v2_hier/forder") == [CodecSpec("transpose", {"order": [1, 0]}), LITTLE, blosc(4, "lz4", 5)]
-    assert codecs("v2_hier/raw") == [LITTLE]
-    assert codecs("v2_hier/zstd")[1] == CodecSpec("zstd", {"level": 3, "checksum": False})
-    assert codecs("v2_hier/gzip")[1] == CodecSpec("gzip", {"level": 3})
-    delta = CodecSpec("numcodecs.delta", {"astype": "<i8", "dtype": "<i8"})
-    assert codecs("v2_hier/delta") == [delta, LITTLE, CodecSpec("numcodecs.zlib", {"level": 1})]
-    shuffle = CodecSpec("numcodecs.shuffle", {"elementsize": 4})
-    assert codecs("v2_hier/shuf") == [LITTLE, shuffle, CodecSpec("numcodecs.zlib", {"level": 1})]
-    assert [codec.name for codec in codecs("v3_hier/crc")] == ["bytes", "zstd", "crc32c"]
-    assert [codec.name for codec in codecs("v3_hier/shard")] == ["sharding_indexed"]
 
 
 @pytest.mark.parametrize(("release", "name"), [("0.4", "__zmeta__"), ("1.1", "meta"), ("2.18", ".zarray")])
@@ -109,18 +45,6 @@ def test_random_documents_of_released_versions_are_parsed(release: str, name: st
 # -- v0 and v1
 
 
-def test_v0_documents_are_parsed() -> None:
-    found = array("__zmeta__", fill_value=3, dtype="<i4", shuffle=2)
-    assert (found.generation, found.keys, found.fill, found.chunk_bytes) == ("v0", V0, b"\3\0\0\0", 40)
-    assert found.codecs[1].configuration["shuffle"] == "bitshuffle"
-    assert array("__zmeta__", fill_value=None).fill is None
-    data = json.dumps({**sample_documents.V0, "fill_value": math.nan}).encode()
-    assert b"NaN" in data
-    nan = parse_node("__zmeta__", data)
-    assert isinstance(nan, ArrayMetadata)
-    assert nan.fill == np.float32("nan").tobytes()
-
-
 def test_v1_order_f_applies_to_blosc_only() -> None:
     """zarr 1.x passed bytes in order F to Blosc alone."""
     blosc = {"cname": "lz4", "clevel": 5, "shuffle": 1}
@@ -133,13 +57,6 @@ def test_v1_order_f_applies_to_blosc_only() -> None:
     assert [codec.name for codec in one.codecs] == ["bytes", "blosc"]
 
 
-def test_v1_compressions_become_codecs() -> None:
-    lzma = {"check": -1, "filters": None, "format": 1, "preset": 1}
-    assert array("meta", compression="lzma", compression_opts=lzma).codecs[1] == CodecSpec("numcodecs.lzma", lzma)
-    assert array("meta", compression="bz2", compression_opts=9).codecs[1] == CodecSpec("numcodecs.bz2", {"level": 9})
-    assert array("meta").codecs == (LITTLE,)
-
-
 @pytest.mark.parametrize("data", [b"", b"\0\1", b"name: x\n", b"{}", b"[1]", b'{"version": "zarr_format"}', b"{" * 9])
 def test_meta_of_another_program_is_not_taken_for_a_node(data: bytes) -> None:
     with pytest.raises(OtherFile, match="not a document of Zarr v1"):
@@ -149,82 +66,7 @@ def test_meta_of_another_program_is_not_taken_for_a_node(data: bytes) -> None:
 # -- v2
 
 
-@pytest.mark.parametrize(
-    ("filters", "dtype", "kind", "names"),
-    [
-        ([{"id": "vlen-utf8"}], "|O", "T", ["vlen-utf8", "numcodecs.zlib"]),
-        ([{"id": "vlen-bytes"}], "|O", "B", ["vlen-bytes", "numcodecs.zlib"]),
-        ([{"id": "json2", "encoding": "utf-8"}], "|O", "O", ["numcodecs.json2", "numcodecs.zlib"]),
-        ([{"id": "pickle", "protocol": 5}], "|O", "O", ["numcodecs.pickle", "numcodecs.zlib"]),
-        ([{"id": "categorize", "labels": ["a"], "dtype": "|O", "astype": "|u1"}], "|O", "O",
-         ["numcodecs.categorize", "bytes", "numcodecs.zlib"]),
-        ([{"id": "packbits"}], "|b1", "b", ["numcodecs.packbits", "bytes", "numcodecs.zlib"]),
-        ([{"id": "bz2", "level": 1}, {"id": "delta", "dtype": "<i4"}], "<i4", "i",
-         ["bytes", "numcodecs.bz2", "numcodecs.delta", "numcodecs.zlib"]),
-        ([{"id": "crc32c"}], "<i4", "i", ["bytes", "crc32c", "numcodecs.zlib"]),
-        ([{"id": "crc32c", "location": "start"}], "<i4", "i", ["bytes", "numcodecs.crc32c", "numcodecs.zlib"]),
-    ],
-)  # fmt: skip
-def test_v2_filters_become_codecs(filters: Any, dtype: str, kind: str, names: list[str]) -> None:
-    found = array(".zarray", filters=filters, dtype=dtype, compressor={"id": "zlib", "level": 1})
-    assert found.dtype.kind == kind
-    assert [codec.name for codec in found.codecs] == names
-
-
-def test_bytes_codec_has_the_byte_order_of_filtered_items() -> None:
-    def endian(*filters: Any) -> Any:
-        codecs = array(".zarray", dtype="<f8", filters=list(filters)).codecs
-        return next(codec for codec in codecs if codec.name == "bytes").configuration.get("endian")
-
-    scale = {"id": "fixedscaleoffset", "scale": 10, "offset": 0, "dtype": "<f8"}
-    assert endian({**scale, "astype": ">i2"}) == "big"
-    assert endian({**scale, "astype": "|u1"}) is None
-    assert endian(scale) == "little"
-    assert endian({"id": "astype", "encode_dtype": ">f4", "decode_dtype": "<f8"}) == "big"
-
-
-def test_v2_blosc_defaults() -> None:
-    """Shuffle -1 depends on the size of items; typesize is limited to one byte."""
-
-    def blosc(dtype: str, **opts: Any) -> tuple[Any, Any]:
-        found = array(".zarray", dtype=dtype, fill_value=None, compressor={"id": "blosc", **opts}).codecs[1]
-        return found.configuration["shuffle"], found.configuration["typesize"]
-
-    assert blosc("|i1", shuffle=-1) == ("bitshuffle", 1)
-    assert blosc("<i2", shuffle=-1) == ("shuffle", 2)
-    assert blosc("|S300", shuffle=0) == ("noshuffle", 255)
-    assert blosc("<f8") == ("shuffle", 8)
-
-
-def test_optional_members_of_v2_are_parsed() -> None:
-    assert array(".zarray", dimension_separator="/").keys == NESTED
-    assert array(".zarray", dimension_separator=".").keys_assumed is False
-    assert array(".zarray", dimension_separator=None).keys_assumed is True
-    assert array(".zarray", order="F", shape=[4], chunks=[2]).codecs == (LITTLE,)
-    assert array(".zarray", filters=[], compressor=..., order=..., unknown=1).codecs == (LITTLE,)
-    assert array(".zarray", shape=[0, 6], chunks=[0, 6]).grid.chunks == (1, 6)  # as zarr-python writes them
-    assert array(".zarray", shape=[], chunks=[]).keys.key(()) == "0"
-    mixed = array(".zarray", dtype=[["a", "<i4"], ["b", ">i4"]], fill_value="AAAAAAAAAAA=")
-    assert (mixed.codecs, mixed.dtype.mixed, mixed.fill) == ((CodecSpec("bytes"),), True, bytes(8))
-    found = parse_node(".zarray", json.dumps(V2).encode(), b'{"a": NaN}')
-    assert math.isnan(found.attributes["a"])
-
-
 # -- v3
-
-
-def test_v3_dtypes_have_the_byte_order_of_chunks() -> None:
-    """Inner chunks of shards count, too."""
-    big = {"name": "bytes", "configuration": {"endian": "big"}}
-    assert array("zarr.json", codecs=[big]).dtype == dtypes.parse_v2(">f4")
-    shard = {"name": "sharding_indexed", "configuration": {"chunk_shape": [5, 2], "codecs": [big]}}
-    transpose = {"name": "transpose", "configuration": {"order": [1, 0]}}
-    assert array("zarr.json", codecs=[transpose, shard]).dtype.endian == "big"
-    assert array("zarr.json", data_type="int8", fill_value=1, codecs=["bytes"]).codecs == (CodecSpec("bytes"),)
-    assert array("zarr.json", codecs=[{"name": "numcodecs.packbits"}, "bytes"]).dtype.endian == "little"
-    assert array("zarr.json", codecs=[{**big, "name": "endian"}]).codecs[0].name == "bytes"
-    with pytest.raises(MetadataError, match="bytes without endian"):
-        array("zarr.json", codecs=["bytes"])
 
 
 @pytest.mark.parametrize(
@@ -263,20 +105,6 @@ def test_null_attributes_of_v3_are_empty() -> None:
     assert array("zarr.json", attributes=None) == array("zarr.json", attributes={})
     group = {"zarr_format": 3, "node_type": "group", "attributes": None}
     assert parse_document("zarr.json", group) == GroupMetadata("v3", {})
-
-
-def test_equal_documents_make_equal_arrays() -> None:
-    assert array(".zarray") == array(".zarray")  # callers need not process an equal array twice
-    assert array(".zarray") != array(".zarray", shape=[7, 6])
-    assert hash(array(".zarray").grid) == hash(array(".zarray").grid)
-
-
-@pytest.mark.parametrize(("name", "litter"), [
-    ("__zattr__.lock", True), ("0.8f0c.partial", True), ("zarr.json.abc.partial", True), ("0.0", False),
-    ("lock", False),
-])  # fmt: skip
-def test_leftover_files_are_recognised_by_their_names(name: str, litter: bool) -> None:
-    assert is_litter(name) == litter
 
 
 # -- malformed documents
@@ -319,14 +147,6 @@ def test_rules_of_every_generation_are_enforced(name: str, members: dict[str, An
         members["data_type"] = members.pop("dtype")
     with pytest.raises(MetadataError, match=rule.replace("chunks:", "chunks?:")):
         array(name, **members)
-
-
-def test_sixty_four_dimensions_are_accepted() -> None:
-    for name in DOCUMENTS:
-        members: dict[str, Any] = {"shape": [1] * 64, "chunks": [1] * 64}
-        if name == "zarr.json":
-            members["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": members.pop("chunks")}}
-        assert array(name, **members).ndim == 64
 
 
 @pytest.mark.parametrize(
@@ -418,10 +238,3 @@ def test_deeply_nested_extensions_are_refused() -> None:
         encoding = {"name": "suffix", "configuration": {"suffix": ".x", "base_encoding": encoding}}
     with pytest.raises(MetadataError, match="within each other"):
         array("zarr.json", chunk_key_encoding=encoding)
-
-
-def test_malformed_attributes_are_refused() -> None:
-    cases = ((b"[]", r"\.zattrs is not a JSON object"), (b"{", "not JSON"), (nested_json(100_000), "too deep"))
-    for data, rule in cases:
-        with pytest.raises(MetadataError, match=rule):
-            parse_node(".zarray", json.dumps(V2).encode(), data)

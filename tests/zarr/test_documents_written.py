@@ -89,37 +89,6 @@ def test_features_missing_in_v2_are_refused(about: dict[str, Any]) -> None:
         zarr_v2.array_json(array)
 
 
-@pytest.mark.parametrize(
-    ("about", "codecs"),
-    [
-        ({}, [("bytes", {"endian": "little"})]),
-        ({"dtype": ">i4"}, [("bytes", {"endian": "big"})]),
-        ({"dtype": "|u1"}, [("bytes", None)]),
-        ({"order": "F", "filters": [DELTA]}, [
-            ("transpose", {"order": [1, 0]}), ("numcodecs.delta", {"dtype": "<i4"}), ("bytes", {"endian": "little"}),
-        ]),
-        ({"filters": [{"id": "shuffle", "elementsize": 4}, {"id": "zlib", "level": 4}]}, [
-            ("bytes", {"endian": "little"}), ("numcodecs.shuffle", {"elementsize": 4}),
-            ("numcodecs.zlib", {"level": 4}),
-        ]),
-        ({"dtype": "|S300", "fill_value": "", "compressor": {"id": "blosc", "shuffle": -1}}, [
-            ("bytes", None), ("blosc", {
-                "typesize": 255, "cname": "lz4", "clevel": 5, "shuffle": "shuffle", "blocksize": 0,
-            }),
-        ]),
-        ({"compressor": {"id": "gzip", "level": 12}}, [
-            ("bytes", {"endian": "little"}), ("numcodecs.gzip", {"level": 12}),
-        ]),
-        (OBJECTS | {"filters": [{"id": "vlen-utf8"}], "compressor": {"id": "zstd", "level": 2}}, [
-            ("vlen-utf8", None), ("zstd", {"level": 2, "checksum": False}),
-        ]),
-    ],
-)  # fmt: skip
-def test_v2_codecs_are_written_in_v3(about: dict[str, Any], codecs: list[tuple[str, Any]]) -> None:
-    found = as_v3(v2(**about))["codecs"]
-    assert [(codec["name"], codec.get("configuration")) for codec in found] == codecs
-
-
 def test_an_undefined_fill_value_becomes_zero_in_v3() -> None:
     assert as_v3(v1(), "meta")["fill_value"] == 0
     assert as_v3(v2(dtype="<f8", fill_value=None))["fill_value"] == 0.0
@@ -163,19 +132,6 @@ def test_attributes_are_strict_json() -> None:
     attributes = b'{"a": NaN, "b": [Infinity, {"c": -Infinity}], "d": null, "e": 1.5}'
     found = as_v3(v2(dtype="<f4", fill_value="NaN"), attributes=attributes)
     assert found["attributes"] == {"a": "NaN", "b": ["Infinity", {"c": "-Infinity"}], "d": None, "e": 1.5}
-
-
-def test_a_v3_array_is_written_in_v2() -> None:
-    codecs = [
-        {"name": "transpose", "configuration": {"order": [1, 0]}},
-        {"name": "bytes", "configuration": {"endian": "big"}},
-        {"name": "zstd", "configuration": {"level": 3, "checksum": False}}, {"name": "crc32c"},
-    ]  # fmt: skip
-    assert as_v2(v3(codecs=codecs)) == {
-        "zarr_format": 2, "shape": [20, 20], "chunks": [10, 10], "dtype": ">i4", "order": "F", "fill_value": 0,
-        "filters": [{"id": "zstd", "level": 3}], "compressor": {"id": "crc32c", "location": "end"},
-        "dimension_separator": "/",
-    }  # fmt: skip
 
 
 # -- fill values of v3, as zarr-python reads them in v2

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from zarrfs.zarr import dtypes
-from zarrfs.zarr.dtypes import DataType, as_v2, as_v3, parse_v2, parse_v3
+from zarrfs.zarr.dtypes import as_v2, as_v3, parse_v2, parse_v3
 from zarrfs.zarr.errors import MetadataError
 
 ORDERS = st.sampled_from(["<", ">"])
@@ -163,21 +162,6 @@ def test_struct_and_structured_are_the_same() -> None:
     assert as_v3(found) == {"name": "structured", "configuration": {"fields": old}}
 
 
-def test_variable_length_types_are_parsed_and_written() -> None:
-    for name in ("string", "bytes", "variable_length_bytes"):
-        found = parse_v3(name)
-        assert parse_v3({"name": name}) == found
-        assert (found.itemsize, found.numpy(), as_v2(found)) == (0, np.dtype(object), "|O")
-    assert as_v3(dtypes.TEXT) == "string"
-    assert as_v3(dtypes.BYTES) == "variable_length_bytes"
-
-
-@pytest.mark.parametrize("text", ["|O", "<f16", ">c32"])
-def test_types_without_a_v3_name_are_refused(text: str) -> None:
-    with pytest.raises(MetadataError, match="v3 has no"):
-        as_v3(parse_v2(text))
-
-
 NESTED: Any = "int8"
 for _ in range(100):
     NESTED = {"name": "struct", "configuration": {"fields": [{"name": "a", "data_type": NESTED}]}}
@@ -206,11 +190,6 @@ def configured(name: str, **configuration: Any) -> dict[str, Any]:
 def test_invalid_v3_data_types_are_refused(value: Any) -> None:
     with pytest.raises(MetadataError, match=r"dtype|data_type"):
         parse_v3(value)
-
-
-def test_spellings_of_one_type_are_equal() -> None:
-    assert parse_v2("i4") == parse_v2("<i4") == DataType("<i4", 4, "i", "little")
-    assert len({parse_v2("i4"), parse_v2("=i4"), parse_v2(">i4")}) == 2
 
 
 def test_parsing_documents_does_not_import_numpy() -> None:

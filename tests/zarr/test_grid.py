@@ -33,15 +33,6 @@ def test_names_and_numbers_equal_those_of_itertools(pairs: list[tuple[int, int]]
 
 
 @settings(deadline=None)
-@given(SHAPES, st.data())
-def test_ranges_of_names_equal_the_names_one_by_one(pairs: list[tuple[int, int]], data: st.DataObject) -> None:
-    grid = grid_of(pairs)
-    start = data.draw(st.integers(0, grid.size))
-    stop = data.draw(st.integers(start, grid.size))
-    assert list(grid.names(start, stop)) == [grid.name(number) for number in range(start, stop)]
-
-
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=5), st.data())
 def test_names_and_numbers_of_huge_grids_are_inverse(counts: list[int], data: st.DataObject) -> None:
     grid = Grid(counts, [1] * len(counts))
@@ -63,18 +54,6 @@ def test_names_and_numbers_of_huge_grids_are_inverse(counts: list[int], data: st
 )  # fmt: skip
 def test_other_names_are_not_taken_for_chunks(name: str) -> None:
     assert Grid([3, 4], [1, 1]).number(name) is None
-
-
-@pytest.mark.parametrize("name", ["", "1", "00", "0.0", ".zarray"])
-def test_a_scalar_has_one_name(name: str) -> None:
-    grid = Grid([], [])
-    assert grid.number(name) is None
-    assert (grid.size, grid.name(0), grid.number("0")) == (1, "0", 0)
-
-
-def test_a_grid_without_chunks_has_no_names() -> None:
-    grid = Grid([3, 0], [1, 1])
-    assert (grid.counts, grid.size, list(grid.names(0, 0)), grid.number("0.0")) == ((3, 0), 0, [], None)
 
 
 @pytest.mark.parametrize(

@@ -8,28 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zarrfs.zarr import DOCUMENTS
-from zarrfs.zarr.documents import parse_document
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.keys import DEFAULT, DRAFT, FLAT, NESTED, V0, KeyTemplate
-from zarrfs.zarr.model import ArrayMetadata, nested
-
-
-@pytest.mark.parametrize(
-    ("template", "index", "key"),
-    [
-        (V0, (0, 12), "__zdata__/0.12.blosc"), (V0, (3,), "__zdata__/3.blosc"),
-        (FLAT, (1, 2, 3), "1.2.3"), (FLAT, (), "0"), (NESTED, (1, 2), "1/2"), (NESTED, (), "0"),
-        (DEFAULT, (0, 0), "c/0/0"), (DEFAULT, (), "c"), (KeyTemplate.joined("c", "."), (4, 5), "c.4.5"),
-        (KeyTemplate.joined("c", "."), (), "c"), (DRAFT, (0, 1), "c0/1"), (DRAFT, (), "c0"),
-        (KeyTemplate.joined("data", "-", "bin"), (1, 2), "data-1-2-bin"),
-        (KeyTemplate.joined("data", "-", "bin"), (), "data-bin"), (KeyTemplate.joined(), (1, 23, 45), "1.23.45"),
-    ],
-)  # fmt: skip
-def test_keys_of_every_generation(template: KeyTemplate, index: tuple[int, ...], key: str) -> None:
-    assert template.key(index) == key
-    assert template.index(key, Grid([100] * len(index), [1] * len(index))) == index
 
 
 @pytest.mark.parametrize(
@@ -42,12 +23,6 @@ def test_keys_of_every_generation(template: KeyTemplate, index: tuple[int, ...],
 )  # fmt: skip
 def test_other_keys_are_not_taken_for_chunks(key: str) -> None:
     assert FLAT.index(key, Grid([3, 10], [1, 1])) is None
-
-
-def test_prefix_and_suffix_do_not_overlap() -> None:
-    template = KeyTemplate(prefix="a0a", suffix="a")
-    assert template.index("a0a", Grid([3], [1])) is None
-    assert template.index("a0a1a", Grid([3], [1])) == (1,)
 
 
 @pytest.mark.parametrize(
@@ -138,26 +113,3 @@ def test_listings_of_a_huge_grid_are_lazy() -> None:
     above = "5" * 40
     rest = FLAT.children("", grid, f"{above}.7")
     assert [name for name, _inner in itertools.islice(rest, 2)] == [f"{above}.8", f"{above}.9"]
-
-
-def array_of(**members: object) -> ArrayMetadata:
-    document = {"zarr_format": 2, "shape": [4, 4], "chunks": [2, 2], "dtype": "|u1", "fill_value": 0, **members}
-    found = parse_document(".zarray", document)
-    assert isinstance(found, ArrayMetadata)
-    return found
-
-
-def test_only_old_stores_may_have_nested_keys_without_declaring_them() -> None:
-    """Keys may be nested if dimension_separator is absent and there are two or more dimensions."""
-    assert array_of().keys == FLAT
-    assert nested(array_of()) == NESTED
-    assert nested(array_of(shape=[4], chunks=[2])) is None
-    assert nested(array_of(dimension_separator=".")) is None
-    assert array_of(dimension_separator="/").keys == NESTED
-    assert nested(array_of(dimension_separator="/")) is None
-
-
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_keys_never_equal_names_of_documents(name: str) -> None:
-    with pytest.raises(MetadataError, match="is not a key"):
-        KeyTemplate(scalar=name)

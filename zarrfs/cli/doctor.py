@@ -35,7 +35,7 @@ _LIMIT = 5.0  # seconds: a directory on a dead server never answers
 _READ, _LOOKED = 4096, 500  # bytes of a file of SOURCE; entries examined to find one with bytes in a target
 _PACKAGES = {  # by the extra that installs them
     "s3": "botocore", "gcs": "google-auth", "azure": "azure-identity", "sftp": "sshfs", "parquet": "pyarrow",
-    "netcdf": "h5netcdf",
+    "netcdf": "h5py",
 }  # fmt: skip
 _ADVICE = {  # by a regular expression for the reason of a failure; the first match counts
     r"name or service not known|name resolution|dns|getaddrinfo|resolve host":

@@ -12,10 +12,12 @@ libhdf5 marks its sieve buffer for them as filled before a read has succeeded, a
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import trio
@@ -42,13 +44,10 @@ class Header:
 
 
 def missing_package() -> str | None:
-    """Return a message that names the packages to install for headers; None if they are installed."""
+    """Return a message that names the package to install for headers; None if it is installed."""
     from importlib.util import find_spec
 
-    lacking = [name for name in ("h5netcdf", "h5py") if find_spec(name) is None]
-    if not lacking:
-        return None
-    return f"needs the package {' and '.join(lacking)}: pip install 'zarrfs[netcdf]'"
+    return None if find_spec("h5py") else "needs the package h5py: pip install 'zarrfs[netcdf]'"
 
 
 async def build(description: bytes, key: str) -> bytes:
@@ -87,18 +86,19 @@ def pack(header: Header) -> bytes:
 
 def write(description: bytes) -> Header:
     """Create the file that `description` describes; return its header. Imports h5py."""
-    import h5netcdf
+    import h5py
 
     groups = json.loads(description)["groups"]
     # pass a file object, because libhdf5 resolves paths, and the path of a memfd does not lead to a file
     with open(os.memfd_create("zarrfs-header", os.MFD_CLOEXEC), "w+b", buffering=0) as memory:
-        with h5netcdf.File(
-            memory, "w", libver=_VERSIONS, alignment_threshold=1, alignment_interval=_PAGE
+        with h5py.File(
+            memory, "w", libver=_VERSIONS, track_order=True, alignment_threshold=1, alignment_interval=_PAGE
         ) as file:  # fmt: skip
-            whole = file._h5file
-            _keep_room(whole, _AHEAD + _ROOM * sum(len(group["variables"]) for group in groups))
-            places = [_place(variable) for group in groups for variable in _write_group(file, group)]
-            del whole[_STOP]
+            _keep_room(file, _AHEAD + _ROOM * sum(len(group["variables"]) for group in groups))
+            _write_attribute(file, "_NCProperties", "text", f"version=2,hdf5={h5py.version.hdf5_version}")
+            ids = itertools.count()
+            places = [_place(variable) for group in groups for variable in _write_group(file, group, ids)]
+            del file[_STOP]
         size = os.fstat(memory.fileno()).st_size
         return Header(size, tuple(_written(memory.fileno(), size)), tuple(places))
 
@@ -116,9 +116,8 @@ def _keep_room(file: Any, size: int) -> None:
     del gap, file[_GAP]
 
 
-def _place(variable: Any) -> int | None:
+def _place(dataset: Any) -> int | None:
     """Return where the chunks of a variable begin; None if it has none. Check that they follow each other."""
-    dataset = variable._h5ds
     if not dataset.size or dataset.chunks is None:
         return None
     first = dataset.id.get_chunk_info(0)
@@ -138,48 +137,80 @@ def _written(descriptor: int, size: int) -> list[tuple[int, bytes]]:
     return found
 
 
-def _write_group(file: Any, group: dict[str, Any]) -> list[Any]:
-    """Write a group and any missing groups above it; return its variables."""
-    import h5py
+def _write_group(file: Any, group: dict[str, Any], ids: Iterator[int]) -> list[Any]:
+    """Write a group and any missing groups above it; return its variables. `ids`: of dimensions, unique in the file.
+
+    A dimension is the dimension scale of its name: the coordinate variable, whose first dimension has its own name, or
+    a data set without data. Source: NetCDF-4 file format specification, "Dimensions" and "Variables".
+    """
     import numpy as np
 
     made = file
     for name in group["path"]:
-        made = made.groups[name] if name in made.groups else made.create_group(name)
+        made = made[name] if name in made else made.create_group(name, track_order=True)
     _write_attributes(made, group["attributes"])
-    dimensions = group["dimensions"]
-    made.dimensions = {name: extent or None for name, extent in dimensions.items()}
-    early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    extents, numbers = group["dimensions"], {name: next(ids) for name in group["dimensions"]}
+    coordinates = {about["name"] for about in group["variables"] if about["dims"][:1] == [about["name"]]}
+    for name, extent in extents.items():
+        if name not in coordinates:
+            scale = made.create_dataset(name, (extent,), ">f4", maxshape=(extent or None,), track_order=True)
+            scale.make_scale(f"This is a netCDF dimension but not a netCDF variable.{extent:10}")
+            scale.attrs["_Netcdf4Dimid"] = np.int32(numbers[name])
     variables = []
     for about in group["variables"]:
-        dtype = np.dtype(about["dtype"])
-        fill = None if about["fill"] is None else np.frombuffer(bytes.fromhex(about["fill"]), dtype)[0]
-        shape = [dimensions[name] for name in about["dims"]]
-        chunks = None if about["chunks"] is None else tuple(about["chunks"])
-        more: dict[str, Any] = {"dcpl": early.copy(), "fill_time": "never", "chunks": chunks}
-        if not all(shape):  # an empty variable has an unlimited dimension, which requires chunks
-            more = {"maxshape": [extent or None for extent in shape], "chunks": (1,) * len(shape)}
-        variable = made.create_variable(about["name"], tuple(about["dims"]), dtype, fillvalue=fill, **more)
-        if about["data"] is not None and all(shape):
-            variable[...] = np.frombuffer(bytes.fromhex(about["data"]), dtype).reshape(shape)
+        name, dims = about["name"], about["dims"]
+        is_scale = name in coordinates
+        variable = _create(made, name if is_scale or name not in extents else f"_nc4_non_coord_{name}", about, extents)
+        if is_scale:
+            variable.make_scale(name)
+            variable.attrs["_Netcdf4Dimid"] = np.int32(numbers[name])
+        if dims:
+            variable.attrs["_Netcdf4Coordinates"] = np.array([numbers[dim] for dim in dims], np.int32)
         _write_attributes(variable, about["attributes"])
         variables.append(variable)
+    for about, variable in zip(group["variables"], variables, strict=True):
+        if about["name"] not in coordinates:
+            for at, dim in enumerate(about["dims"]):
+                variable.dims[at].attach_scale(made[dim])
     return variables
 
 
-def _write_attributes(place: Any, attributes: list[list[Any]]) -> None:
+def _create(group: Any, name: str, about: dict[str, Any], extents: dict[str, int]) -> Any:
+    """Create the data set of a variable, with its fill value and the items that are kept with the header."""
     import h5py
     import numpy as np
 
+    dtype, shape = np.dtype(about["dtype"]), [extents[dim] for dim in about["dims"]]
+    early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    more = {"dcpl": early, "fill_time": "never", "chunks": None if about["chunks"] is None else tuple(about["chunks"])}
+    if not all(shape):  # an empty variable has an unlimited dimension, which requires chunks
+        more = {"maxshape": [extent or None for extent in shape], "chunks": (1,) * len(shape)}
+    fill = None if about["fill"] is None else np.frombuffer(bytes.fromhex(about["fill"]), dtype)
+    made = group.create_dataset(name, shape, dtype, fillvalue=None if fill is None else fill[0], track_order=True, **more)
+    if fill is not None:
+        made.attrs["_FillValue"] = fill
+    if about["data"] is not None and all(shape):
+        made[...] = np.frombuffer(bytes.fromhex(about["data"]), dtype).reshape(shape)
+    return made
+
+
+def _write_attributes(place: Any, attributes: list[list[Any]]) -> None:
     for name, kind, value in attributes:
-        if kind != "text":
-            place.attrs[name] = np.array(value, kind)
-        elif not value:
-            place.attrs[name] = h5py.Empty("S1")  # as the NetCDF library writes empty text
-        else:
-            data = value.encode()
-            place.attrs[name] = np.array(data, h5py.string_dtype("ascii" if value.isascii() else "utf-8", len(data)))
+        _write_attribute(place, name, kind, value)
+
+
+def _write_attribute(place: Any, name: str, kind: str, value: Any) -> None:
+    import h5py
+    import numpy as np
+
+    if kind != "text":
+        place.attrs[name] = np.atleast_1d(np.array(value, kind))
+    elif not value:
+        place.attrs[name] = h5py.Empty("S1")  # as the NetCDF library writes empty text
+    else:
+        data = value.encode()
+        place.attrs[name] = np.array(data, h5py.string_dtype("ascii" if value.isascii() else "utf-8", len(data)))
 
 
 def main() -> None:
