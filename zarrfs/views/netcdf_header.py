@@ -183,13 +183,15 @@ def _create(group: Any, name: str, about: dict[str, Any], extents: dict[str, int
     dtype, shape = np.dtype(about["dtype"]), [extents[dim] for dim in about["dims"]]
     early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    more = {"dcpl": early, "fill_time": "never", "chunks": None if about["chunks"] is None else tuple(about["chunks"])}
+    chunks = None if about["chunks"] is None else tuple(about["chunks"])
+    more: dict[str, Any] = {"dcpl": early, "fill_time": "never", "chunks": chunks}
     if not all(shape):  # an empty variable has an unlimited dimension, which requires chunks
         more = {"maxshape": [extent or None for extent in shape], "chunks": (1,) * len(shape)}
-    fill = None if about["fill"] is None else np.frombuffer(bytes.fromhex(about["fill"]), dtype)
-    made = group.create_dataset(name, shape, dtype, fillvalue=None if fill is None else fill[0], track_order=True, **more)
-    if fill is not None:
-        made.attrs["_FillValue"] = fill
+    if about["fill"] is not None:
+        more["fillvalue"] = np.frombuffer(bytes.fromhex(about["fill"]), dtype)[0]
+    made = group.create_dataset(name, shape, dtype, track_order=True, **more)
+    if about["fill"] is not None:
+        made.attrs["_FillValue"] = np.array([more["fillvalue"]], dtype)
     if about["data"] is not None and all(shape):
         made[...] = np.frombuffer(bytes.fromhex(about["data"]), dtype).reshape(shape)
     return made
