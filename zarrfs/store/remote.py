@@ -162,7 +162,6 @@ class FsspecStore(Store):
 
         `page`: first fetch the page from the beginning of its directory, if that was not requested yet.
         """
-        await self.find()
         if page and self.names.get(key) is None:
             await self.first_page(split_key(key)[0])
         return self._info(key, await self._known(key, look=True))
@@ -220,7 +219,6 @@ class FsspecStore(Store):
     async def _list(self, prefix: str) -> Listing | None:
         """Return the listing of a directory; None if the server shows no listing. Raise NotFound or NotDirectory."""
         check_key(prefix, root=True)
-        await self.find()
         known = self.names.get(prefix) if prefix else None
         is_directory = known is None or (known.entry is not None and known.entry.directory)
         if not is_directory and not (await self._entry(prefix)).directory:  # not all listings mark directories
@@ -330,20 +328,14 @@ class FsspecStore(Store):
 
     # -- parts
 
-    async def find(self) -> None:
-        """Find the system of the URL. Raise ReadError.
-
-        Send no request to a server of values; an archive behind a URL is opened, and some clients log in.
-        """
-        if self._found is None:
-            self._found = await self.files.find(self._url)
-
     async def _path_of_key(self, key: str) -> tuple[System, str]:
-        """Return (system, path in it) of a key."""
+        """Return (system, path in it) of a key. Send no request, but open an archive, or log in.
+
+        Raise ReadError if the URL of the store cannot be used.
+        """
         check_key(key, root=True)
         if self._found is None:
-            await self.find()
-            assert self._found is not None
+            self._found = await self.files.find(self._url)
         system, path = self._found
         try:
             for name in key.split("/") if key else ():
@@ -393,8 +385,6 @@ class FsspecStore(Store):
         That is so if it has no tag and comes from an HTML listing, or if it is older than _FRESH seconds and has no
         tag or a server that sends bytes without their version. `look`: the key is likely a value.
         """
-        if self._found is None:
-            await self.find()
         named = self.names.get(key) if key else None
         look = look or (named is not None and named.entry is not None and not named.entry.directory)
         known = await self._known(key, look)
@@ -413,8 +403,6 @@ class FsspecStore(Store):
         """Return what is known of a key, or request it; unless `sized`, the size may be unknown. Raise NotFound."""
         if not key:
             return Known(Entry("", True))
-        if self._found is None:
-            await self.find()
         known = self.names.get(key)
         if known is None or (sized and _lacks_size(known)):
             known = await self._request_entry(key, look)

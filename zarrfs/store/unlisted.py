@@ -198,7 +198,6 @@ class UnlistedStore(WrappingStore):
         """
         if not key:
             return False
-        await self._store.find()
         known = self._store.names.get(key)
         if known is not None:
             if known.entry is None:
