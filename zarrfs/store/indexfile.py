@@ -358,14 +358,10 @@ class IndexWriter:
         ref: int | None,
         held: int | None = None,
     ) -> None:
-        parent, name = self._split(key)
-        self._rows.append((parent, name, kind, size, mode, mtime_ns, place, ref, None, held))
+        prefix, _, name = key.rpartition("/")
+        self._rows.append((self._directories.find(prefix), name, kind, size, mode, mtime_ns, place, ref, None, held))
         if len(self._rows) >= _FLUSH:
             self._flush()
-
-    def _split(self, key: str) -> tuple[int, str]:
-        prefix, _, name = key.rpartition("/")
-        return self._directories.find(prefix), name
 
     def directory_id(self, key: str) -> int:
         """Return the id of the directory `key`; add it and its parents if they are new."""
