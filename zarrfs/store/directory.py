@@ -47,11 +47,12 @@ from zarrfs.store.api import (
 from zarrfs.store.uri import file_uri
 from zarrfs.store.values import FileValue
 from zarrfs.store.writing import RESERVED
-from zarrfs.system.beneath import BaseDirectory, reopen
+from zarrfs.system.beneath import BaseDirectory, open_cached, reopen
 from zarrfs.system.buffers import Buffer
 
 _PAGE = 1000  # entries for each call in a worker thread
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+_ITSELF = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 FIFO = "is a FIFO, which is not opened"  # Info.unreadable of a FIFO
 _LEADS_BACK = "leads to a directory that it lies in"
 _ANSWERS: dict[int, type[StoreError]] = {
@@ -92,20 +93,14 @@ class FileSystemStore(Store):
     async def info(self, key: str, sized: bool = True) -> Info:
         path = _path_of_key(key)
         with answers(key):
-            try:
-                found = self._look(key, path, cached=True)
-            except BlockingIOError:
-                found = await trio.to_thread.run_sync(self._look, key, path)
-        if found is None:
-            raise NotFound(key)
-        return found
+            found = self._look_cached(key, path)
+            return await trio.to_thread.run_sync(self._look, key, path) if found is None else found
 
     async def open(self, key: str) -> Value:
         path = _path_of_key(key)
         with answers(key):
-            try:
-                descriptor = self._open_value(key, path, cached=True)
-            except BlockingIOError:
+            descriptor = self._open_cached(path)
+            if descriptor is None:
                 descriptor = await trio.to_thread.run_sync(self._open_value, key, path)
             return _LocalValue(key, descriptor)
 
@@ -144,57 +139,85 @@ class FileSystemStore(Store):
     async def aclose(self) -> None:
         self._base.close()
 
-    # -- in a worker thread; or with `cached` on the event loop, raising BlockingIOError instead of waiting
+    # -- on the event loop: None means that it takes a worker thread
 
-    def _look(self, key: str, path: bytes, cached: bool = False) -> Info | None:
+    def _look_cached(self, key: str, path: bytes) -> Info | None:
+        """Stat an entry, if the dentry cache has it; not the target of every link. Raise OSError if it is absent."""
         try:
-            descriptor = self._base.find(path, self._allowed, nofollow=True, cached=cached)
+            status, target = _stat_and_close(self._base.find(path, self._allowed, nofollow=True, cached=True))
+            followed = target is not None and self._links is not Links.KEEP
+            if target is not None and self._links is Links.FOLLOW:
+                status, target = _stat_and_close(self._base.find(path, self._allowed, cached=True))
+        except OSError as exc:
+            if exc.errno in (errno.ENOENT, errno.ENOTDIR) and self._is_below_no_link(path):
+                raise
+            return None
+        if followed and (target is not None or stat.S_ISDIR(status.st_mode)):
+            return None
+        return info_of(split_key(key)[1], status, target)
+
+    def _is_below_no_link(self, path: bytes) -> bool:
+        """Return whether the dentry cache shows that `path` is absent, and not because of a link above it."""
+        try:
+            os.close(open_cached(os.fsdecode(path), _ITSELF, self._base.descriptor))
+        except OSError as exc:
+            return exc.errno in (errno.ENOENT, errno.ENOTDIR)
+        return False
+
+    def _open_cached(self, path: bytes) -> int | None:
+        """Open a regular file, if the dentry cache has it."""
+        try:
+            found = self._base.find(path, self._allowed, cached=True)
+            try:
+                return reopen(found, os.O_RDONLY) if stat.S_ISREG(os.fstat(found).st_mode) else None
+            finally:
+                os.close(found)
+        except OSError:
+            return None
+
+    # -- in a worker thread
+
+    def _look(self, key: str, path: bytes) -> Info:
+        try:
+            descriptor = self._base.find(path, self._allowed, nofollow=True)
         except (FileNotFoundError, NotADirectoryError):
-            self._check_parents(path, cached)
+            self._check_parents(path)
             raise
-        try:
-            status = os.fstat(descriptor)
-            target = os.readlink(b"", dir_fd=descriptor) if stat.S_ISLNK(status.st_mode) else None
-        finally:
-            os.close(descriptor)
+        status, target = _stat_and_close(descriptor)
         name = split_key(key)[1]
         if target is not None and self._links is not Links.KEEP:
-            return self._follow(name, path, status, target, cached)
+            return self._follow(name, path, status, target)
         return info_of(name, status, target)
 
-    def _follow(self, name: str, path: bytes, link: os.stat_result, target: bytes, cached: bool = False) -> Info:
+    def _follow(self, name: str, path: bytes, link: os.stat_result, target: bytes) -> Info:
         """Stat the target of a link, or the link itself if it is shown as one."""
         try:
-            if self._links is Links.FOLLOW_OUT and self._stays(path, cached):
+            if self._links is Links.FOLLOW_OUT and self._stays(path):
                 return info_of(name, link, target)
-            descriptor = self._base.find(path, self._allowed, cached=cached)
+            descriptor = self._base.find(path, self._allowed)
             try:
                 status = os.fstat(descriptor)
-                if stat.S_ISDIR(status.st_mode) and self._is_above(status, path, cached):
+                if stat.S_ISDIR(status.st_mode) and self._is_above(status, path):
                     raise OSError(errno.ELOOP, _LEADS_BACK)
             finally:
                 os.close(descriptor)
-        except BlockingIOError:
-            raise
         except OSError as exc:
             return _unreadable(name, link, _why_not_followed(target, exc), len(target))
         return info_of(name, status, None)
 
-    def _stays(self, path: bytes, cached: bool = False) -> bool:
+    def _stays(self, path: bytes) -> bool:
         """Return whether a link stays in the base directory, dangling or not."""
         try:
-            os.close(self._base.open(path, os.O_PATH, cached))
-        except BlockingIOError:
-            raise
+            os.close(self._base.open(path, os.O_PATH))
         except OSError as exc:
             return exc.errno != errno.EXDEV
         return True
 
-    def _is_above(self, directory: os.stat_result, path: bytes, cached: bool) -> bool:
+    def _is_above(self, directory: os.stat_result, path: bytes) -> bool:
         """Return whether a directory is an ancestor of `path`, so that a walk into it would never end."""
         while path:
             path = path.rpartition(b"/")[0]
-            descriptor = self._base.find(path, self._allowed, cached=cached)
+            descriptor = self._base.find(path, self._allowed)
             try:
                 if os.path.samestat(directory, os.fstat(descriptor)):
                     return True
@@ -202,38 +225,34 @@ class FileSystemStore(Store):
                 os.close(descriptor)
         return False
 
-    def _open_value(self, key: str, path: bytes, cached: bool = False) -> int:
+    def _open_value(self, key: str, path: bytes) -> int:
         """Open a regular file, following links. Other kinds are never opened: opening a FIFO has side effects."""
         try:
-            found = self._base.find(path, self._allowed, cached=cached)
-        except BlockingIOError:
-            raise
+            found = self._base.find(path, self._allowed)
         except OSError as exc:
-            target = self._link_at(path, cached)
+            target = self._link_at(path)
             if target is not None:
                 failure = TargetMissing if exc.errno == errno.ENOENT else ReadError
                 raise failure(key, _why_not_followed(target, exc)) from exc
             if exc.errno in (errno.ENOENT, errno.ENOTDIR):
-                self._check_parents(path, cached)
+                self._check_parents(path)
             raise
         try:
             status = os.fstat(found)
             if stat.S_ISREG(status.st_mode):
-                return reopen(found, os.O_RDONLY, wait=not cached)
+                return reopen(found, os.O_RDONLY, wait=True)
         finally:
             os.close(found)
         if stat.S_ISDIR(status.st_mode):
-            if self._links is not Links.KEEP and self._is_above(status, path, cached):
+            if self._links is not Links.KEEP and self._is_above(status, path):
                 raise ReadError(key, f"is a symbolic link that {_LEADS_BACK}")
             raise IsDirectory(key)
         raise ReadError(key, not_opened(status))
 
-    def _link_at(self, path: bytes, cached: bool) -> bytes | None:
+    def _link_at(self, path: bytes) -> bytes | None:
         """Return _target_of_link(), or None if that fails, for example because there is no entry."""
         try:
-            return self._target_of_link(path, cached)
-        except BlockingIOError:
-            raise
+            return self._target_of_link(path)
         except OSError:
             return None
 
@@ -247,38 +266,28 @@ class FileSystemStore(Store):
                 return
         raise ReadError(self.path, "was removed, or replaced by another directory, since it was opened: open it anew")
 
-    def _check_parents(self, path: bytes, cached: bool = False) -> None:
+    def _check_parents(self, path: bytes) -> None:
         """Raise ReadError if a name is absent because a link above it cannot be followed, or the base was removed."""
-        if not cached:
-            self._check_base()
+        self._check_base()
         while b"/" in path:
             path = path.rpartition(b"/")[0]
             try:
-                target = self._target_of_link(path, cached)
+                target = self._target_of_link(path)
                 if target is None:
                     return
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            except BlockingIOError:
-                raise
             except OSError:
                 return  # the error of the name itself is more specific
             try:
-                os.close(self._base.find(path, self._allowed, cached=cached))
-            except BlockingIOError:
-                raise
+                os.close(self._base.find(path, self._allowed))
             except OSError as exc:
                 raise ReadError(os.fsdecode(path), _why_not_followed(target, exc)) from exc
             return
 
-    def _target_of_link(self, path: bytes, cached: bool) -> bytes | None:
+    def _target_of_link(self, path: bytes) -> bytes | None:
         """Return the target of a symbolic link; None for other kinds of entries. Raise OSError."""
-        descriptor = self._base.find(path, self._allowed, nofollow=True, cached=cached)
-        try:
-            is_link = stat.S_ISLNK(os.fstat(descriptor).st_mode)
-            return os.readlink(b"", dir_fd=descriptor) if is_link else None
-        finally:
-            os.close(descriptor)
+        return _stat_and_close(self._base.find(path, self._allowed, nofollow=True))[1]
 
     def _look_at(self, directory: int, names: list[str], prefix: str) -> list[Info]:
         """Stat `names` in an open directory; leave out names that have vanished.
@@ -345,6 +354,15 @@ def _path_of_key(key: str) -> bytes:
         raise InvalidKey(key, "not a key: a lone surrogate") from None
 
 
+def _stat_and_close(descriptor: int) -> tuple[os.stat_result, bytes | None]:
+    """Return (status, target of a symbolic link) for an O_PATH descriptor, and close it."""
+    try:
+        status = os.fstat(descriptor)
+        return status, os.readlink(b"", dir_fd=descriptor) if stat.S_ISLNK(status.st_mode) else None
+    finally:
+        os.close(descriptor)
+
+
 def _reserved(name: str) -> bool:
     return name.startswith(RESERVED)
 
@@ -397,11 +415,9 @@ def _why_not_followed(target: bytes, exc: OSError) -> str:
 
 @contextlib.contextmanager
 def answers(key: str) -> Iterator[None]:
-    """Turn an OSError into the matching StoreError or ReadError, except BlockingIOError."""
+    """Turn an OSError into the matching StoreError or ReadError."""
     try:
         yield
-    except BlockingIOError:
-        raise
     except OSError as exc:
         code = exc.errno or errno.EIO
         reason = reason_of(exc)
