@@ -207,23 +207,19 @@ class UnlistedStore(WrappingStore):
         if name in DOCUMENTS:
             if await self._is_no_document(above, name):
                 raise NotFound(key)
-        else:
-            if key in await self._consolidated():
-                return False
-            node, rest = await self._array(above)
-            if node is None or node.grid is None:
-                return (await self._store.info(key, sized=False)).kind is Kind.FILE
+            return (await self._store.look(key, page=True)).kind is Kind.FILE
+        if key in await self._consolidated():
+            return False
+        node, rest = await self._array(above)
+        if node is not None and node.grid is not None:
             inner = join_key(rest, name)
             if node.leads(inner):
                 return False
-            if not node.has_chunk(inner):
-                if _BEYOND.fullmatch(inner):
-                    raise NotFound(key)
-                return (await self._store.info(key, sized=False)).kind is Kind.FILE
-            if not look:
-                return (await self._store.info(key)).kind is Kind.FILE
-            return (await self._store.look(key)).kind is Kind.FILE
-        return (await self._store.look(key, page=True)).kind is Kind.FILE
+            if node.has_chunk(inner):
+                return (await (self._store.look(key) if look else self._store.info(key))).kind is Kind.FILE
+            if _BEYOND.fullmatch(inner):
+                raise NotFound(key)
+        return (await self._store.info(key, sized=False)).kind is Kind.FILE
 
     async def _is_no_document(self, directory: str, name: str) -> bool:
         """Return whether it is known, without requesting it, that a directory has no document of that name."""
