@@ -24,18 +24,18 @@ log = logging.getLogger(__name__)
 Index = tuple[int, ...]  # the position of a chunk in its grid
 Work = Callable[[], Awaitable[None]]
 
-_LEAST = 3  # reads in order that begin a sequence; one more if they are some steps apart
+_LEAST, _MOST_LEAST = 3, 16  # reads in order that begin a sequence; one more if they are some steps apart
 _FIRST, _MOST = 4, 1024  # keys in the first and in the largest window
 _CHEAP = 1 << 20  # bytes of a window that may have four times as many keys as were predicted correctly
 _PART = 4 << 20  # bytes: of a larger value only the beginning is prefetched
 _REACH = 64  # positions by which the reads of concurrent readers may be out of order
+_EXPECTED = 65_536  # predicted keys that are remembered
 _STRAYS = 8  # unpredicted reads of its array that end a sequence
 _SEQUENCES = 64  # sequences at a time, and arrays with a history
 _RECENT, _AGAIN = 256, 512  # reads in the history of an array, and of all; the latter are not prefetched again
 _LOOKED_AT = 32  # last reads that a listing has to explain
 _LOOKS = 256  # most unpredicted reads between two looks at a listing
 _AXES = 8  # of the chunk keys that are predicted
-_ENDLESS = 1 << 64  # more chunks than an axis has
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 _NAME = re.compile(rf"(c\.)?((?:{_NUMBER.pattern})(?:\.(?:{_NUMBER.pattern})){{0,{_AXES - 1}}})(\.[A-Za-z]\w*)?", re.A)
@@ -65,38 +65,44 @@ def parse(key: str) -> tuple[Pattern, Index] | None:
     return Pattern(above + slash, "/", suffix, len(numbers)), tuple(map(int, numbers))
 
 
-def _line(recent: LRU[Index, int], index: Index) -> tuple[int, int, list[Index]] | None:
-    """Return (axis, step, chunks) of latest reads in order along one axis, among them `index`; None if there are none.
+class _Array:
+    """The latest reads of an array's chunks, with increasing numbers."""
 
-    `recent` maps the latest reads to increasing numbers.
-    """
-    steps = {(1, axis) for axis in range(len(index))}
-    for other in itertools.islice(reversed(recent), 1, _LEAST):
-        apart = [axis for axis in range(len(index)) if index[axis] != other[axis]]
-        if len(apart) == 1:
-            steps.add((abs(index[apart[0]] - other[apart[0]]), apart[0]))
-    for step, axis in sorted(steps, key=lambda one: (one[0], -one[1])):
-        before, after, low, high = index[:axis], index[axis + 1 :], index[axis], index[axis]
-        while (*before, low - step, *after) in recent:
-            low -= step
-        while (*before, high + step, *after) in recent:
-            high += step
-        line = [(*before, at, *after) for at in range(low, high + 1, step)]
-        if len(line) < _LEAST + (step > 1) or any(
-            low < one[axis] < high and (one[axis] - low) % step and (one[:axis], one[axis + 1 :]) == (before, after)
-            for one in recent
-        ):  # too few, or several readers that only look like a stride
-            continue
-        later = sum(1 if recent[two] > recent[one] else -1 for one, two in itertools.pairwise(line))
-        return (axis, step, line) if later >= 0 else (axis, -step, line[::-1])
-    return None
+    def __init__(self) -> None:
+        self.recent: LRU[Index, int] = LRU(_RECENT)
+        self.least = _LEAST  # reads in order that begin a sequence; doubled by each one until a prediction is correct
+
+    def line(self, index: Index) -> tuple[int, int, list[Index]] | None:
+        """Return (axis, step, chunks) of latest reads in order along one axis, among them `index`, or None."""
+        recent = self.recent
+        steps = {(1, -axis) for axis in range(len(index))}
+        for other in itertools.islice(reversed(recent), 1, _LEAST):
+            apart = [axis for axis in range(len(index)) if index[axis] != other[axis]]
+            if len(apart) == 1:
+                steps.add((abs(index[apart[0]] - other[apart[0]]), -apart[0]))
+        for step, axis in ((step, -axis) for step, axis in sorted(steps)):
+            before, after, low, high = index[:axis], index[axis + 1 :], index[axis], index[axis]
+            while (*before, low - step, *after) in recent:
+                low -= step
+            while (*before, high + step, *after) in recent:
+                high += step
+            line = [(*before, at, *after) for at in range(low, high + 1, step)]
+            if len(line) < self.least + (step > 1) or any(
+                low < one[axis] < high
+                and (one[axis] - low) % step
+                and (one[:axis], one[axis + 1 :]) == (before, after)
+                for one in recent
+            ):  # too few, or several readers that only look like a stride
+                continue
+            later = sum(1 if recent[two] > recent[one] else -1 for one, two in itertools.pairwise(line))
+            return (axis, step, line) if later >= 0 else (axis, -step, line[::-1])
+        return None
 
 
 class _Sequence:
     """Keys in a predictable order, numbered from 0, of which some are prefetched."""
 
     def __init__(self, size: int) -> None:
-        self.pending: dict[str, int] = {}  # prefetched keys that are not read yet, and their numbers
         self.made = 0  # number of predicted keys
         self.reached = 0  # one more than the number of the furthest key that was read
         self.used = self.strays = 0  # correct predictions; other reads of its array since the last one
@@ -112,7 +118,6 @@ class _Sequence:
         """Cancel all prefetches."""
         for batch in self.batches:
             batch.cancel()
-        self.pending.clear()
         self.reached = self.made
 
 
@@ -149,10 +154,10 @@ class _Grid(_Sequence):
         distance, weight = 0, 1
         for level, (axis, at) in enumerate((axis, self._next[axis]) for axis in self._axes if self._next):
             steps, rest = divmod(index[axis] - at, self._steps[axis])
-            if rest or not self._is_within(level, index[axis]):
+            if rest or not self._is_within(level, index[axis]) or (steps and level > self._bounded):
                 return False
             distance += steps * weight
-            weight *= self._length(level)
+            weight *= (self._high[axis] - self._low[axis]) // abs(self._steps[axis]) + 1
         return bool(self._next) and 0 <= distance < _REACH
 
     def turns(self, index: Index) -> bool:
@@ -180,14 +185,6 @@ class _Grid(_Sequence):
     def _is_within(self, level: int, at: int) -> bool:
         axis = self._axes[level]
         return at >= 0 and (level >= self._bounded or self._low[axis] <= at <= self._high[axis])
-
-    def _length(self, level: int) -> int:
-        """Return the number of chunks of a line along an axis."""
-        axis = self._axes[level]
-        step, low, high = self._steps[axis], self._low[axis], self._high[axis]
-        if level >= self._bounded:
-            low, high = (low, _ENDLESS) if step > 0 else (0, high)
-        return (high - low) // abs(step) + 1
 
     def _advance(self) -> None:
         for level, axis in enumerate(self._axes):
@@ -238,9 +235,10 @@ class KeyReadAhead:
     def __init__(self, store: Store, limit: int) -> None:
         self._store = store
         self.limit = limit  # bytes
-        self._read: LRU[str, int] = LRU(_AGAIN)  # the latest reads, and their numbers
-        self._arrays: LRU[Pattern, LRU[Index, int]] = LRU(_SEQUENCES)  # the latest reads of chunks
+        self._read: LRU[str, None] = LRU(_AGAIN)  # the latest reads
+        self._arrays: LRU[Pattern, _Array] = LRU(_SEQUENCES)
         self._sequences: LRU[_Sequence, _Sequence] = LRU(_SEQUENCES, _Sequence.cancel)
+        self._expected: LRU[str, tuple[_Sequence, int]] = LRU(_EXPECTED)  # predicted keys, and their numbers
         self._wait = self._patience = _LEAST  # unpredicted reads until the next look at a listing
         self._reads = 0
 
@@ -250,12 +248,13 @@ class KeyReadAhead:
             return None
         self._reads += 1
         again, chunk, size = key in self._read, parse(key), min(size, _PART)
-        self._read.put(key, self._reads)
+        self._read.put(key, None)
         if chunk is not None:
-            (self._arrays.use(chunk[0]) or self._arrays.put(chunk[0], LRU(_RECENT))).put(chunk[1], self._reads)
-        sequence = next((one for one in self._sequences if key in one.pending), None)
-        if sequence is not None:
-            sequence.reached = max(sequence.reached, sequence.pending.pop(key) + 1)
+            array = self._arrays.use(chunk[0]) or self._arrays.put(chunk[0], _Array())
+            array.recent.put(chunk[1], self._reads)
+        sequence, number = self._expected.pop(key, (None, 0))
+        if sequence is not None and sequence in self._sequences:
+            sequence.reached = max(sequence.reached, number + 1)
             return self._belongs(sequence, chunk, size)
         return None if again else self._unexpected(chunk, size)
 
@@ -266,11 +265,14 @@ class KeyReadAhead:
         self._sequences.use(sequence)
         if isinstance(sequence, _Grid) and chunk is not None:
             sequence.note(chunk[1])
+            array = self._arrays[chunk[0]]
+            array.least = max(_LEAST, array.least - 1)
         return self._extended(sequence)
 
     def _unexpected(self, chunk: tuple[Pattern, Index] | None, size: int) -> Work | None:
         if chunk is not None:
             pattern, index = chunk
+            array = self._arrays[pattern]
             for grid in [one for one in self._sequences if isinstance(one, _Grid) and one.pattern == pattern]:
                 if grid.is_next(index):
                     return self._belongs(grid, chunk, size)
@@ -280,8 +282,8 @@ class KeyReadAhead:
                 elif grid.turns(index):
                     grid.cancel()
                     return self._extended(grid)
-            line = _line(self._arrays[pattern], index)
-            if line is not None:
+            if (line := array.line(index)) is not None:
+                array.least = min(2 * array.least, _MOST_LEAST)
                 return self._begun(_Grid(size, pattern, *line))
         for listing in [one for one in self._sequences if isinstance(one, _Listing)]:
             listing.strays += 1
@@ -313,7 +315,7 @@ class KeyReadAhead:
 
     def _window(self, sequence: _Sequence) -> int:
         """Return the window of a sequence, in keys, within its share of the bytes."""
-        active = sum(1 for other in self._sequences if other.pending) or 1
+        active = sum(1 for other in self._sequences if other.made > other.reached) or 1
         window = max(sequence.used, min(4 * sequence.used, int(_CHEAP / sequence.size)), _FIRST)
         return max(1, min(window, _MOST, int(self.limit / active / sequence.size)))
 
@@ -349,18 +351,17 @@ class KeyReadAhead:
 
     async def _predict(self, sequence: _Sequence) -> list[str]:
         """Return the next keys to prefetch, except those just read."""
-        for key in [key for key, at in sequence.pending.items() if at < sequence.reached - 2 * _REACH]:
-            del sequence.pending[key]
         fresh: list[str] = []
         while not fresh and not sequence.ended and sequence in self._sequences:
             count = max(1, self._lack(sequence))
             found = await sequence.take(count)
             sequence.ended = len(found) < count
             for key in found if sequence in self._sequences else ():
+                other, number = self._expected.get(key, (sequence, -1))
                 if key in self._read:  # the reader was faster
                     sequence.reached = sequence.made + 1
-                elif not any(key in other.pending for other in self._sequences):
-                    sequence.pending[key] = sequence.made
+                elif other not in self._sequences or number < other.reached:  # not in another sequence as well
+                    self._expected.put(key, (sequence, sequence.made))
                     fresh.append(key)
                 sequence.made += 1
         return fresh
