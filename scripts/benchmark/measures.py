@@ -162,9 +162,9 @@ def measure_read(data: Data, rounds: int) -> Iterator[Result]:
     def ours() -> float:
         with peers.BIG["zarrfs"](data) as mountpoint:
             first = read_rate(mountpoint / BIG)
-            before = peers.read_requests(mountpoint, data)
+            before = peers.read_requests(mountpoint)
             again.append(read_rate(mountpoint / BIG))
-            requests.append(peers.read_requests(mountpoint, data) - before)
+            requests.append(peers.read_requests(mountpoint) - before)
             return first
 
     def theirs() -> float:

@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from data import PIECE, Data, keys
 
@@ -147,24 +146,9 @@ def _raise_read_ahead(mountpoint: Path) -> None:
         Path(path).write_text(str(READ_AHEAD >> 10))
 
 
-def read_requests(mountpoint: Path, data: Data) -> int:
+def read_requests(mountpoint: Path) -> int:
     """Return the number of read requests that a zarrfs mount has answered."""
-    return int(counters(mountpoint, data.directory / "index" / "log", "read")["read"])
-
-
-def counters(mountpoint: Path, log: Path, name: str) -> dict[str, Any]:
-    """Return the group of counters that has `name`; the daemon logs them on SIGUSR1."""
-    before = log.stat().st_size if log.exists() else 0
-    os.kill(json.loads(os.getxattr(mountpoint, "user.zarrfs.mount"))["pid"], signal.SIGUSR1)
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        with open(log) as file:
-            file.seek(before)
-            for line in file:
-                if f'"{name}": ' in line and line.endswith("\n"):
-                    return dict(json.loads(line[line.index("{") :]))
-        time.sleep(0.01)
-    raise Unavailable(f"the daemon logs no counter {name}")
+    return int(json.loads(os.getxattr(mountpoint, "user.zarrfs.stats"))["reads_total"])
 
 
 def new_index(data: Data) -> Path:
