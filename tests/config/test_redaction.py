@@ -141,6 +141,7 @@ def test_a_blank_before_an_option_does_not_show_its_secret() -> None:
         ("ro, s3.secret =hush,  hush, retries=2", "ro, s3.secret =***,***, retries=2"),
         ("ro, s3.anon =true", "ro, s3.anon =true"),
         ("s3.secret=hush,us.h2=3,hush.x,s3.key=hush", "s3.secret=***,***,***,s3.key=***"),
+        ("s3.secret=hush,s3.hush,http.hush=3,s3.anon=1", "s3.secret=***,***,***,s3.anon=1"),
     ):
         assert redacted_arguments(["zarrfs", "mount", "-o", item, "a", "m"])[3] == shown
 

@@ -44,8 +44,8 @@ def test_the_daemon_logs_a_report_when_it_ends(how: str, faulty: Faulty, tmp_pat
         subprocess.run(["umount", mountpoint], check=True)
     until(lambda: not alive(pid))
     [line] = [line for line in log.read_text().splitlines() if "unmounted after" in line]
-    assert re.search(r"mnt: unmounted after [\d.]+ s: 4\.9 KiB served in 1 reads, .* % of \d+ blocks", line)
-    assert re.search(r"[1-9]\d* requests \(\d+ repeated, [1-9]\d* failed\), [1-9]\d* errors", line)
+    assert re.search(r"mnt: unmounted after [\d.]+ s: 5000 bytes served in 1 reads", line)
+    assert re.search(r"[1-9]\d* requests \([1-9]\d* failed\), [1-9]\d* errors", line)
 
 
 def test_the_report_counts_unsynced_files(document: Path, tmp_path: Path) -> None:
@@ -65,8 +65,7 @@ def test_usr1_logs_statistics_and_memory(tmp_path: Path) -> None:
     document.write_text('{"version": 1, "refs": {"a": "x"}}')
     with mounted(document, tmp_path / "mnt") as root:
         os.kill(daemon_pid(root), signal.SIGUSR1)
-        until(lambda: re.search(r"memory: [1-9]\d* MiB", log_of(root)))
-        assert "statistics: {" in log_of(root)
+        until(lambda: re.search(r'statistics: {.*"process_resident_memory_bytes": [1-9]', log_of(root)))
 
 
 def test_sigterm_does_not_unmount_another_mount_on_top(tmp_path: Path) -> None:

@@ -406,7 +406,7 @@ def test_a_refused_anonymous_read_says_which_option_allows_credentials(asked: Re
     options = [f"s3.endpoint_url={asked.url}", "s3.key=a", "s3.secret=b"]
     with pytest.raises(AccessDenied, match=r"requested anonymously: no option names its bucket; -o allow=credentials"):
         read("s3://theirs/private", options=said(*options))
-    with pytest.raises(AccessDenied, match=r"Forbidden$"):
+    with pytest.raises(AccessDenied, match=r"Forbidden at .*s3.profile="):
         read("s3://theirs/private", options=said(*options, "s3://theirs.anon=true"))
     assert read("s3://theirs/private", options=said(*options, "s3://theirs.anon=false")) == VALUE[3:11]
 

@@ -121,8 +121,16 @@ def test_the_wheel_works_in_a_fresh_environment(built: tuple[Path, Path], tmp_pa
     assert not list(site.glob("zarrfs*"))
 
 
-def test_the_documentation_builds_without_a_dangling_link(tmp_path: Path) -> None:
-    command = [ROOT / "scripts/build-docs", tmp_path / "site"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "site/index.html").stat().st_size > 1000
+def test_links_of_the_documentation_lead_somewhere() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    text = {page: re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL) for page in pages}
+    heads = {page: re.findall(r"(?m)^#+ (.*)", text[page]) for page in pages}
+    anchors = {page: {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads[page]} for page in pages}
+    for page in pages:
+        for link in re.findall(r"\]\(([^)\s]+)\)", text[page]):
+            name, _, anchor = link.partition("#")
+            if "://" in link:
+                continue
+            target = (page.parent / name).resolve() if name else page
+            assert target.exists(), f"{page}: {link}"
+            assert not anchor or anchor in anchors[target], f"{page}: {link}"

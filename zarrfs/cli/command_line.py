@@ -52,14 +52,13 @@ def redacted_arguments(arguments: Sequence[str]) -> list[str]:
 def _redacted_list(text: str) -> str:
     """Redact the items of one -o. Hide unknown items after a storage option: they may be part of its value."""
     from zarrfs.config.options import TABLE
-    from zarrfs.config.storage import KNOWN
+    from zarrfs.config.storage import is_option
 
     found: list[str] = []
     hiding = False
     for item in re.findall(r"(?:[^,\\]|\\.|\\$)+", text, re.DOTALL):
         name = item.partition("=")[0].strip().replace("-", "_")
-        storage = "." in name and re.split("[.:]", name)[0] in KNOWN
-        hidden = hiding and name not in TABLE and not storage
+        hidden = hiding and name not in TABLE and not is_option(*name.rpartition(".")[::2])
         found.append(HIDDEN if hidden else redacted_item(item))
         hiding = hidden or "." in name or name == "storage_options"  # of earlier versions
     return ",".join(found)

@@ -30,7 +30,7 @@ What NEW cannot hold, and --skip-unsupported left out, is named, and the status 
 
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("source")
-@click.option("--format", "form", type=common.Choice(FORMATS), help="Form of NEW (default: by its name).")
+@click.option("--format", "form", type=click.Choice(FORMATS), help="Form of NEW (default: by its name).")
 @click.option(
     "--inline-threshold", "inline", callback=common.size, default="1KiB", show_default=True, metavar="SIZE",
     help="References and archives: store files of up to SIZE in the document itself.",

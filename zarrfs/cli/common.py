@@ -75,7 +75,7 @@ def source_options(*, output: str | None = None, **defaults: Any) -> Callable[[F
         def run(items: tuple[str, ...], **given: Any) -> Any:
             level = verbosity()
             with report_errors(debug=level == "debug"):
-                words = option_words(items, output is not None)
+                words = option_words(items)
                 for parameter in [one for one in given if one.startswith(OWN)]:
                     name, value = parameter.removeprefix(OWN), given.pop(parameter)
                     words += [name] * value if isinstance(value, bool) else [f"{name}={one}" for one in value]
@@ -116,18 +116,11 @@ option_items = click.option(
 )  # fmt: skip
 
 
-def option_words(items: Sequence[str], writes: bool) -> list[str]:
-    """Split the values of -o into single options.
+def option_words(items: Sequence[str]) -> list[str]:
+    """Split the values of -o into single options."""
+    from zarrfs.config.options import split_commas
 
-    `writes`: the command has --output, for which -o was the short name in earlier versions. Raise UsageError then for
-    a value that looks like a path.
-    """
-    from zarrfs.config import options
-
-    for item in items:
-        if writes and options.looks_like_path(item):
-            raise UsageError(f"-o {item}: -o gives options, as in mount(8); name the output with -O {item}")
-    return [part for item in items for part in options.split_commas(item)]
+    return [part for item in items for part in split_commas(item)]
 
 
 def _merge(words: list[str], given: dict[str, Any], defaults: dict[str, Any]) -> options.Parsed:
@@ -280,15 +273,6 @@ def _prepare_output(level: str) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # names may hold bytes that are not UTF-8
         utf8 = sys.stdout.encoding.lower() in ("utf-8", "utf8")
         sys.stdout.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
-
-
-class Choice(click.Choice[str]):
-    """A choice among words; the error for an unknown word suggests the nearest one."""
-
-    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
-        """Return the error for `value`."""
-        message = super().get_invalid_choice_message(value, ctx)
-        return message.removesuffix(".") + optionvalues.did_you_mean(str(value), self.choices)
 
 
 def clean_key(text: str) -> str:

@@ -72,7 +72,7 @@ def settings(
     for path, kind in _paths(given.values.get("config")):
         _found, file = _look(path, kind)
         if file is not None:
-            layers.append(Layer(file.origin, file.options))
+            layers.append(Layer(file.options.origin, file.options.assignments))
             for number, source in reversed([*enumerate(sources)]):  # sections of the first source win
                 layers += [Layer(section.origin, section.assignments) for section in _of(file, source, number, places)]
     layers += [*environment(), Layer(COMMAND_LINE, given)]

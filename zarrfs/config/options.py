@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from zarrfs.config.redaction import redacted_item, without_secrets
+from zarrfs.config.redaction import is_secret, redacted_item, without_secrets
 from zarrfs.config.removed import removed_option
 from zarrfs.config.storage import absolute, check_storage, is_known, storage_value
 from zarrfs.config.values import (
@@ -343,20 +343,6 @@ def split_commas(text: str) -> list[str]:
     return [re.sub(r"\\([,\\])", r"\1", part) for part in parts]
 
 
-_WRITTEN = ("json", "gz", "zst", "xz", "bz2", "parq", "parquet", "index", "tar", "zip", "zarr")  # endings of outputs
-
-
-def looks_like_path(item: str) -> bool:
-    """Return whether a value of -o is not an option but the name of a file that a command writes."""
-    if "=" in item or any(split in TABLE or split in KERNEL_FLAGS | IGNORED for split in item.split(",")):
-        return False
-    place = _PLACE.fullmatch(item)
-    return place is None or place[2] in _WRITTEN or "/" in item
-
-
-_AFTER_COMMA = "no option after its comma (write a comma in a value as \\,)"
-
-
 def parse(items: Iterable[str], sloppy: bool = False, defaults: Mapping[str, Any] | None = None) -> Parsed:
     """Parse one list of items, without configuration files: read() followed by combine()."""
     return combine([read(items, sloppy)], defaults)
@@ -365,50 +351,52 @@ def parse(items: Iterable[str], sloppy: bool = False, defaults: Mapping[str, Any
 def read(items: Iterable[str], sloppy: bool = False) -> Assignments:
     """Parse items such as "ro", "blobs=/srv/blobs" or "s3.anon=true"; later ones win.
 
-    "-" and "_" are the same in names. Raise UsageError for a bad value, and, unless `sloppy`, for an unknown name; the
-    message suggests a similar one.
+    "-" and "_" are the same in names. An item without "=" that is no option is one more value of the list before it:
+    "allow=file,private" has been split. Raise UsageError for a bad value, and, unless `sloppy`, for an unknown name;
+    the message suggests a similar one.
     """
     given = Assignments()
-    naming = False  # items after "members=a," are more members
-    before = ""  # the storage option before this item: a comma in its value makes the rest look like an item
+    before, secret = "", False  # the last item with a value: its name, and whether that is a secret
     for item in items:
         name, equals, value = item.partition("=")
-        name = name.strip().replace("-", "_") if "." not in name else name.strip()
-        place = _PLACE.fullmatch(name)
-        if name in TABLE and (equals or name not in IGNORED):  # "owner" alone is an option of mount(8)
-            put(given, name, value if equals else None)
-        elif name == "rw":  # mount(8) always passes ro or rw, so this need not be the user's choice
-            given.writable, given.values["ro"] = True, False
-        elif place and sloppy and not is_known(place[1]):
-            pass
-        elif before and ("://" in name or place) and not (place and is_known(place[1])):
-            raise UsageError(f"option {before}: {_AFTER_COMMA}")  # the item may be half a password: not shown
-        elif place:
-            given.storage.setdefault(place[1], {})[place[2]] = storage_value(place[2], value) if equals else True
-        elif "://" in name:
-            raise UsageError(
-                f"option {redacted_item(item)}: expected PROTOCOL://HOST.NAME=VALUE (for s3, gs, az, HOST is a bucket)"
-            )
-        elif name in KERNEL_FLAGS:
-            given.kernel.append(name)
-        elif not equals and (list_ := _list_of(name)) in given.values:  # "-o allow=file,private" has been split
-            put(given, list_, name)
-        elif name in IGNORED or name[:2].lower() in ("x_", "x-"):
-            pass
-        elif not equals and naming:
-            put(given, "members", item)
-        elif not (equals or before) and "allow" in given.values and is_known(name):
-            put(given, "allow", name)
-        elif not sloppy:
-            if removed := removed_option(name):
-                raise UsageError(removed)
-            hint = _hint(name)
-            if before and not hint:
-                raise UsageError(f"option {before}: {_AFTER_COMMA}")
-            raise UsageError(f"unknown option {name!r}{hint}")
-        before = name if place else ""
-        naming = name == "members" or (naming and not equals and name not in TABLE)
+        name = name.strip() if "." in name else name.strip().replace("-", "_")
+        try:
+            _add(given, item, name, value if equals else None, before)
+        except UsageError:
+            if name not in TABLE and secret:  # the item may be half of it, and is not shown
+                rule = "no option after its comma (write a comma in a value as \\,)"
+                raise UsageError(f"option {before}: {rule}") from None
+            if name in TABLE or not sloppy:
+                raise
+        if equals:
+            place = _PLACE.fullmatch(name)
+            before, secret = name, place is not None and is_secret(place[2], value)
     return given
+
+
+def _add(given: Assignments, item: str, name: str, value: str | None, before: str) -> None:
+    """Add an item to `given`. `before` is the name of the last item with a value. Raise UsageError."""
+    if name in TABLE and not (value is None and name in IGNORED):  # "owner" alone is an option of mount(8)
+        put(given, name, value)
+    elif name == "rw":  # mount(8) always passes ro or rw, so this need not be the user's choice
+        given.writable, given.values["ro"] = True, False
+    elif name in KERNEL_FLAGS:
+        given.kernel.append(name)
+    elif name in IGNORED or name[:2].lower() in ("x_", "x-"):
+        pass
+    elif (place := _PLACE.fullmatch(name)) and (value is not None or is_known(place[1])):
+        parsed = True if value is None else storage_value(place[2], value)
+        check_storage(place[1], {place[2]: parsed})
+        given.storage.setdefault(place[1], {})[place[2]] = parsed
+    elif "://" in name:
+        raise UsageError(
+            f"option {redacted_item(item)}: expected PROTOCOL://HOST.NAME=VALUE (for s3, gs, az, HOST is a bucket)"
+        )
+    elif value is None and before in TABLE and TABLE[before].many:
+        put(given, before, item)
+    else:
+        hint = f" (did you mean allow={name}?)" if name in ALLOWED else did_you_mean(name, [*TABLE, *KERNEL_FLAGS])
+        raise UsageError(removed_option(name) or f"unknown option {name!r}{hint}")
 
 
 def combine(given: Iterable[Assignments], defaults: Mapping[str, Any] | None = None) -> Parsed:
@@ -440,11 +428,6 @@ def combine(given: Iterable[Assignments], defaults: Mapping[str, Any] | None = N
     return outcome
 
 
-def _list_of(word: str) -> str:
-    """Return the option whose value is a list that may contain `word`; "" if there is none."""
-    return "allow" if word in ALLOWED else "missing_status" if word.isdigit() else ""
-
-
 def put(given: Assignments, name: str, value: str | None) -> None:
     """Parse a value of the option `name` (None: given without one) and add it to `given`.
 
@@ -453,6 +436,8 @@ def put(given: Assignments, name: str, value: str | None) -> None:
     opt = TABLE[name]
     if value is None and opt.kind is not FLAG:
         raise UsageError(f"option {name} needs a value: {name}={opt.metavar}")
+    if "\0" in (value or ""):  # which no path, variable or argument can contain
+        raise UsageError(f"option {name}: has a NUL character")
     bounds = bounds_of(name)
     rule = "{} from {} to {}".format(opt.kind.noun, *opt.bounds) if opt.bounds else ""
     try:
@@ -465,9 +450,3 @@ def put(given: Assignments, name: str, value: str | None) -> None:
     if opt.many:
         parsed = (*given.values.get(name, ()), *(parsed if isinstance(parsed, tuple) else (parsed,)))
     given.values[name] = parsed
-
-
-def _hint(name: str) -> str:
-    if name in ALLOWED:
-        return f" (did you mean allow={name}?)"
-    return did_you_mean(name, [*TABLE, *KERNEL_FLAGS])

@@ -72,6 +72,8 @@ COMMANDS: Mapping[str, str] = {
     "archive diff": "copy the archive, and compare the directories: diff -r",
     "refs": "kerchunk and VirtualiZarr make, convert and merge reference sets; `zarrfs check` lists bad entries",
     "refresh --set": "unmount, and mount again with the new options",
+    "doctor --json": "its lines are for people; with a source, use `zarrfs check SOURCE`",
+    "doctor --timeout": "doctor opens no source: use `zarrfs check SOURCE`",
     "index": "the first mount or command compiles a document; its index is in the cache of the user",
     "cache": "a cache directory may be removed at any time (rm -r), and keeps to cache_size= by itself",
     "warm": "mount with cache_dir= and read the keys once",

@@ -10,17 +10,34 @@ from zarrfs.config.urls import names
 from zarrfs.config.values import did_you_mean
 from zarrfs.errors import UsageError
 
-# The protocols that fsspec knows, whether or not their packages are installed. They are listed here because importing
-# fsspec takes half a second.
+# Protocols that are known without importing fsspec, which takes half a second.
 KNOWN = frozenset(
     (
-        "abfs", "abfss", "adl", "arrow_hdfs", "async_wrapper", "asynclocal", "asyncwrapper", "az", "blockcache", "box",
-        "cached", "dask", "data", "dbfs", "dir", "dropbox", "dvc", "file", "filecache", "ftp", "gcs", "gdrive",
-        "generic", "gist", "git", "github", "gs", "hdfs", "hf", "http", "https", "jlab", "jupyter", "lakefs",
-        "libarchive", "local", "memory", "oci", "ocilake", "oss", "pyscript", "reference", "root", "s3", "s3a", "sftp",
-        "simplecache", "smb", "ssh", "tar", "tos", "tosfs", "wandb", "webdav", "webhdfs", "zarrfs", "zip",
+        "abfs", "abfss", "az", "file", "ftp", "gcs", "gs", "http", "https", "memory", "reference", "s3", "s3a",
+        "sftp", "ssh", "zip",
     )
 )  # fmt: skip
+_FSSPEC = (  # options of fsspec's file systems that have no effect here: they are about listings, buffers and caches
+    "asynchronous", "cache_options", "cache_regions", "cache_type", "check_connection", "consistency",
+    "default_block_size", "default_cache_type", "default_fill_cache", "listings_expiry_time", "max_concurrency",
+    "max_paths", "requests_timeout", "skip_instance_cache", "use_listings_cache", "use_ssl", "version_aware",
+)  # fmt: skip
+NAMES: Mapping[str, tuple[str, ...]] = {  # options by the first name of their protocol; others are not checked
+    "http": (
+        "allow_redirects", "auth", "client_cert", "client_key", "client_kwargs", "cookies", "encoded", "headers",
+        "params", "proxy", "proxy_auth", "ssl", "token", "verify_ssl",
+        "block_size", "raise_for_status", "simple_links", "size_policy", "timeout", "trust_env",  # without effect
+    ),
+    "s3": (
+        "anon", "client_kwargs", "config_kwargs", "endpoint_url", "key", "profile", "region", "requester_pays",
+        "secret", "token", "verify",
+    ),
+    "gcs": ("endpoint_url", "project", "requester_pays", "token"),
+    "abfs": (
+        "account_host", "account_key", "account_name", "anon", "client_id", "client_secret", "connection_string",
+        "sas_token", "tenant_id",
+    ),
+}  # fmt: skip
 _SSH_FILES = ("known_hosts", "client_keys")
 _OBJECTS = {  # options whose value is an object (names and values), by the first name of their protocol
     "http": ("client_kwargs", "cookies", "headers", "params"),
@@ -70,8 +87,22 @@ def is_known(place: str) -> bool:
     return protocol in KNOWN or protocol in _installed()
 
 
+def is_option(place: str, name: str) -> bool:
+    """Return whether `name` is an option of the protocol of `place`, PROTOCOL or PROTOCOL://HOST."""
+    return name in _FSSPEC or name in NAMES.get(names(place.partition("://")[0])[0], ())
+
+
+def unknown_option(place: str, name: str) -> str:
+    """Return the error for a storage option that no client takes; "" for others, and if the protocol has no table."""
+    known = NAMES.get(names(place.partition("://")[0])[0])
+    if known is None or is_option(place, name):
+        return ""
+    hint = did_you_mean(name, known) or f": there are {', '.join(known)}"
+    return f"option {place}.{name}: unknown{hint}"
+
+
 def check_storage(place: str, options: Mapping[str, object]) -> None:
-    """Raise UsageError for an unknown protocol (suggesting a known one), or if a value should be an object but is not.
+    """Raise UsageError for an unknown protocol or option, suggesting a known one, or if a value should be an object.
 
     `place` is PROTOCOL or PROTOCOL://HOST.
     """
@@ -80,6 +111,9 @@ def check_storage(place: str, options: Mapping[str, object]) -> None:
         hint = did_you_mean(protocol, sorted({*KNOWN, *_installed()}), 0.5)
         more = hint or ": neither fsspec nor an installed package has it"
         raise UsageError(f"option {place}.{next(iter(options), 'NAME')}: unknown protocol {protocol!r}{more}")
+    for name in options:
+        if wrong := unknown_option(place, name):
+            raise UsageError(wrong)
     family = names(protocol)[0]
     for name in _OBJECTS.get(family, ()):
         _check_object(f"option {place}.{name}", options.get(name))
@@ -98,14 +132,14 @@ def absolute(place: str, name: str, value: object, directory: str = "") -> objec
         return value
     if isinstance(value, list):
         return [absolute(place, name, one, directory) for one in value]
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not value or value.startswith("@/") or "\0" in value:
         return value
     path = os.path.abspath(os.path.join(directory, os.path.expanduser(value)))
     return value if name == "token" and (value in _GCS_TOKENS or not os.path.isfile(path)) else path
 
 
 def _check_object(where: str, value: object) -> None:
-    if value is not None and not isinstance(value, Mapping):
+    if value is not None and not isinstance(value, Mapping) and not str(value).startswith("@/"):
         raise UsageError(f'{where}: expected names and values in JSON: {{"NAME": "VALUE"}}')
 
 

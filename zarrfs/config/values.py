@@ -16,7 +16,6 @@ class Kind(NamedTuple):
     parse: Callable[[str], Any]
     write: Callable[[Any], str] = str
     noun: str = ""  # what messages about bounds call it
-    number: bool = False  # zarrfs.toml may have a number
 
 
 def size(text: str) -> int:
@@ -249,13 +248,13 @@ def _written_size(value: int) -> str:
 
 
 SIZE = Kind(size, _written_size, "a size")
-SECONDS = Kind(seconds, "{:.15g}s".format, "a time", number=True)
+SECONDS = Kind(seconds, "{:.15g}s".format, "a time")
 LIFETIME = Kind(
-    lifetime, lambda value: "forever" if value == FOREVER else f"{value:.15g}s", "a time or forever", number=True
+    lifetime, lambda value: "forever" if value == FOREVER else f"{value:.15g}s", "a time or forever"
 )
-NATURAL = Kind(natural, noun="a whole number", number=True)
+NATURAL = Kind(natural, noun="a whole number")
 OCTAL = Kind(octal, "{:04o}".format)
-STATUSES, USER = Kind(statuses, number=True), Kind(user_id, number=True)
+STATUSES, USER = Kind(statuses), Kind(user_id)
 FLAG = Kind(flag, lambda value: "true" if value else "false")
 TEXT, PATHS, ALLOW = Kind(text), Kind(paths), Kind(allowed)
 LOCAL, PATH, DIRECTORY = Kind(local), Kind(path), Kind(directory)

@@ -29,7 +29,6 @@ from zarrfs.failures import log_suppressed
 from zarrfs.fuse import pagecache, sessionloop
 from zarrfs.fuse.operations import Operations
 from zarrfs.fuse.xattrs import Control
-from zarrfs.metrics import process
 from zarrfs.sources import open_plan
 from zarrfs.store.api import Store
 from zarrfs.system import fusemount, mounts
@@ -145,8 +144,15 @@ async def _main(
         notify.notify_manager("STOPPING=1")
         with trio.CancelScope(deadline=trio.current_time() + 5, shield=True):
             await operations.aclose()
-        seconds = time.monotonic() - began
-        log.info("%s", process.summary(mountpoint, seconds, operations.stats(), operations.unsynced))
+        log.info("%s: unmounted after %.1f s: %s", mountpoint, time.monotonic() - began, _summary(operations))
+
+
+def _summary(operations: Operations) -> str:
+    found, unsynced = operations.stats(), operations.unsynced
+    served = "{read_bytes_total} bytes served in {reads_total} reads".format_map(found)
+    requests = "{requests_total} requests ({requests_failed_total} failed)".format_map(found)
+    written = "" if unsynced is None else f", {unsynced} files written and not synced"
+    return f"{served}, {requests}, {sum(found['errors'].values())} errors{written}"
 
 
 async def _widen(operations: Operations, mountpoint: str) -> None:
@@ -180,9 +186,8 @@ async def _signals(
                     elif operations.background is not None and not refresher.pending:
                         operations.background.start_soon(refresher.refresh)
                 elif number == signal.SIGUSR1:
-                    log.info("statistics: %s", json.dumps(operations.stats()))
                     await trio.to_thread.run_sync(trim, limiter=CONTROL)
-                    log.info("memory: %.0f MiB, without what was kept for use", process.resident() / (1 << 20))
+                    log.info("statistics: %s", json.dumps(operations.stats()))
                 elif hold.held and operations.started.is_set():
                     log.warning("%s: is held: %s is ignored", mountpoint, signal.Signals(number).name)
                 else:

@@ -52,8 +52,7 @@ from zarrfs.fuse.xattrs import (
     bounded,
     first_of,
 )
-from zarrfs.metrics import process
-from zarrfs.metrics.counters import COUNTS
+from zarrfs.metrics.counters import COUNTS, counters
 from zarrfs.store.api import FILE_TYPES, Info, Kind, Store, Value, check_key, join_key, split_key
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.localfiles import read_file
@@ -197,7 +196,7 @@ class Operations(pyfuse3.Operations):
 
     def stats(self) -> dict[str, Any]:
         """Return the figures of the mount for `zarrfs stats`."""
-        return {**process.stats(), "inodes": len(self.inodes), "open_files": self.open_handles}
+        return {**counters(), "inodes": len(self.inodes), "open_files": self.open_handles}
 
     async def aclose(self) -> None:
         """Close all versions."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import os
 from collections import Counter
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet
 
+from zarrfs.failures import FAILURES
+from zarrfs.metrics import logs
 from zarrfs.metrics.latency import Latency
 
 
@@ -76,7 +80,25 @@ def counters() -> dict[str, Any]:
     totals: Counter[str] = Counter({metric.name: COUNTS[metric.name] for metric in METRICS})
     for each in [*CACHES, *QUEUES]:
         totals.update(each.gauges())
+    waiting, lost = logs.waiting_and_lost()
     outages = {host: facts for queue in QUEUES for host, facts in queue.outages().items()}
-    outages = dict(itertools.islice(outages.items(), _NAMED))
-    return {**totals, "outages": outages, "latency": LATENCIES.quantiles(), "histogram": LATENCIES.histogram(),
-            "latency_sum": LATENCIES.total, "latency_count": LATENCIES.count}  # fmt: skip
+    return {
+        **totals,
+        "errors": {"EIO": 0, **FAILURES.counts},  # 0 at first, so that Prometheus sees the first EIO as an increase
+        "log_lines_waiting": waiting, "log_lines_lost_total": lost, "process_resident_memory_bytes": _resident(),
+        "version": _version(), "outages": dict(itertools.islice(outages.items(), _NAMED)),
+        "latency": {f"p{percent}": LATENCIES.quantile(percent / 100) for percent in (50, 90, 99) if LATENCIES.count},
+        "histogram": LATENCIES.histogram(), "latency_sum": LATENCIES.total, "latency_count": LATENCIES.count,
+    }  # fmt: skip
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@functools.cache
+def _version() -> str:
+    from importlib import metadata
+
+    return metadata.version("zarrfs")

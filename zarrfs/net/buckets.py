@@ -27,6 +27,11 @@ T = TypeVar("T")
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]*")
 _REFUSED = (400, 401, 403)  # S3 answers 400 if a token has expired
 _PAGE_MAX = 16 << 20  # bytes of a page of a listing: 1000 keys and, on Azure, their metadata
+DENIED = {  # next steps, by the name of the storage options
+    "s3": "(credentials: -o s3.profile=NAME, or s3.key= and s3.secret=; public data: -o s3.anon=true)",
+    "gcs": "(credentials: -o gs.token=FILE; public data: -o gs.token=anon)",
+    "abfs": "(credentials: -o az.account_key= or az.sas_token=; public data: -o az.anon=true)",
+}
 _EMPTY_PAGES = 100  # in a row; Azure and Google send some where a listing goes on in another partition
 _DOTS = re.compile(r"(?:\A|/)\.{1,2}(?:/|\Z)")
 
@@ -199,7 +204,9 @@ class Buckets(System):
                 client = await self._client_with(other.bearer)
                 return await ask(client, url(other, region))
         except AccessDenied as exc:
-            raise AccessDenied(where, f"{exc.reason} {self._hint}".rstrip(), exc.status) from exc
+            endpoint = self.host(path).partition(" ")[2]
+            rule = f"{exc.reason} {endpoint}".rstrip()
+            raise AccessDenied(where, f"{rule} {self._hint or DENIED[self._service.family]}", exc.status) from exc
         except ReadError as exc:
             raise exc.at(where) from exc
 

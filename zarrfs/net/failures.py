@@ -111,6 +111,6 @@ def _certificate(exc: BaseException) -> str:
 
 def _reason(exc: BaseException) -> str:
     """Return the message of an exception in one line, without secrets, error numbers and aiohttp's "ssl:default"."""
-    if isinstance(exc, OSError) and exc.strerror and type(exc).__module__ == "builtins":
+    if isinstance(exc, OSError) and exc.strerror and type(exc).__module__ in ("builtins", "socket"):
         return exc.strerror
     return redact_text(" ".join(str(exc).replace(" ssl:default", "").split())) or type(exc).__name__

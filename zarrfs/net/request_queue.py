@@ -132,7 +132,7 @@ class RequestQueue:
 
     def usual(self) -> float | None:
         """Return the 90th percentile of the times of requests, in seconds; None before the first one."""
-        return self._latency.quantiles().get("p90")
+        return self._latency.quantile(0.9)
 
     def too_late(self, system: System, path: str) -> str:
         """Return the reason, for the error message, of a read that was ended by read_timeout=."""
@@ -376,7 +376,9 @@ class RequestQueue:
             if late and server.outage is not None:
                 raise first.failure(self._too_late(server), length) from failure
             if failures > self._options.retries:
-                times = f" ({attempts} attempts)" if attempts > 1 else ""
+                endpoint = server.name.partition(" ")[2]  # of a bucket: "at HOST", if an option names it
+                times = f"{attempts} attempts" if attempts > 1 else ""
+                times = f" ({', '.join(filter(None, (endpoint, times)))})" if endpoint or times else ""
                 raise first.failure(failure.reason + times, length) from failure
             answers = server.answers  # if it answers others until this request fails again, only this request fails
             _count(first, "requests_repeated_total")

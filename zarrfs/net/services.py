@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
+from zarrfs.config.storage import unknown_option
 from zarrfs.net import credentials
 from zarrfs.net.credentials import Access, Find
 from zarrfs.net.responses import Entry, http_date
@@ -30,20 +31,7 @@ from zarrfs.net.responses import Entry, http_date
 PAGE = 1000  # keys of a listing in one request
 _MINUTE = 60
 _VALID = 3600  # seconds for which a signed URL grants access
-# Options of fsspec's file systems that have no effect here, because they are about listings, buffers and caches.
-_INDIFFERENT = frozenset(
-    (
-        "asynchronous", "cache_regions", "check_connection", "consistency", "default_block_size", "default_cache_type",
-        "default_fill_cache", "max_concurrency", "requests_timeout", "skip_instance_cache", "use_listings_cache",
-        "use_ssl", "version_aware",
-    )
-)  # fmt: skip
 _S3_CLIENT = {"endpoint_url": "endpoint_url", "region_name": "region", "verify": "verify"}  # in client_kwargs=
-_S3 = ("anon", "client_kwargs", "config_kwargs", "endpoint_url", "key", "profile", "region", "requester_pays",
-       "secret", "token", "verify")  # fmt: skip
-_GOOGLE = ("endpoint_url", "project", "requester_pays", "token")
-_AZURE = ("account_host", "account_key", "account_name", "anon", "client_id", "client_secret", "connection_string",
-          "sas_token", "tenant_id")  # fmt: skip
 _IN_ENVIRONMENT = ("account_key", "sas_token", "connection_string")
 _AZURE_VERSION = "2020-12-06"
 _LABEL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")  # a bucket that can be part of a host name
@@ -98,9 +86,10 @@ class S3(Service):
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         client = options.get("client_kwargs") or {}
-        _check("s3.client_kwargs: ", client, tuple(_S3_CLIENT))
+        if unknown := client.keys() - _S3_CLIENT.keys():
+            raise ValueError(f"s3.client_kwargs: {min(unknown)} is unknown: there are {', '.join(_S3_CLIENT)}")
         given = {**{_S3_CLIENT[name]: value for name, value in client.items()}, **options}
-        _check("s3.", given, _S3)
+        _check("s3", given)
         style = _addressing(given.get("config_kwargs") or {})
         environment = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         self.endpoint = _endpoint(given.get("endpoint_url") or environment)
@@ -176,7 +165,7 @@ class Google(Service):
     headers: Mapping[str, str] = {"Accept-Encoding": "gzip"}
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        _check("gcs.", options, _GOOGLE)
+        _check("gcs", options)
         endpoint = str(options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST") or "")
         self.endpoint = _endpoint(endpoint if "://" in endpoint or not endpoint else f"http://{endpoint}")
         self._base = self.endpoint or "https://storage.googleapis.com"
@@ -225,7 +214,7 @@ class Azure(Service):
     headers: Mapping[str, str] = {"x-ms-version": _AZURE_VERSION}
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        _check("abfs.", options, _AZURE)
+        _check("abfs", options)
         self._options = options
         given = dict(options)
         anonymous = bool(options.get("anon"))
@@ -306,10 +295,11 @@ def _account(parts: Mapping[str, str]) -> str:
     return host.partition(".")[0] if ".blob." in host else at.path.strip("/")
 
 
-def _check(prefix: str, options: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    unknown = sorted(options.keys() - {*known, *_INDIFFERENT})
-    if unknown:
-        raise ValueError(f"{prefix}{unknown[0]} is not an option; these are: {', '.join(known)}")
+def _check(family: str, options: Mapping[str, Any]) -> None:
+    """Raise ValueError for an option that no client takes, such as one of fsspec's configuration."""
+    for name in options:
+        if wrong := unknown_option(family, name):
+            raise ValueError(wrong)
 
 
 def _addressing(config: Mapping[str, Any]) -> str:

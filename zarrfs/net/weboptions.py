@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
+from zarrfs.config.storage import unknown_option
 from zarrfs.config.urls import names
 from zarrfs.errors import ReadError
 from zarrfs.net.addresses import literal
@@ -25,22 +26,7 @@ from zarrfs.net.tls import Tls
 
 log = logging.getLogger(__name__)
 
-# Options about fsspec's listings and buffers, which have no effect here. trust_env= is always on, and timeout= is
-# replaced by -o read_timeout=.
-_INDIFFERENT = frozenset(
-    (
-        "asynchronous", "block_size", "cache_options", "cache_type", "listings_expiry_time", "max_paths",
-        "raise_for_status", "simple_links", "size_policy", "skip_instance_cache", "timeout", "trust_env",
-        "use_listings_cache",
-    )
-)  # fmt: skip
 _CLIENT = frozenset(("auth", "cookies", "headers", "proxy", "proxy_auth", "timeout", "trust_env", "raise_for_status"))
-_KNOWN = frozenset(
-    (
-        "allow_redirects", "auth", "client_cert", "client_key", "client_kwargs", "cookies", "encoded", "headers",
-        "params", "proxy", "proxy_auth", "ssl", "token", "verify_ssl",
-    )
-)  # fmt: skip
 _TOKEN = re.compile(r"[!#-'*+.0-9A-Z^-z|~-]+")
 _TEXT = re.compile(r"[\t -~\x80-\xff]*")
 
@@ -98,11 +84,11 @@ def web_options(options: Mapping[str, Any], where: str) -> WebOptions:
 
 def _translated(options: Mapping[str, Any]) -> WebOptions:
     client = options.get("client_kwargs") or {}
-    unknown = [f"http.{name}" for name in options if name not in _KNOWN | _INDIFFERENT]
-    unknown += [f"http.client_kwargs has {name}" for name in client if name not in _CLIENT]
-    if unknown:
-        known = ", ".join(sorted(_KNOWN))
-        raise ValueError(f"{unknown[0]} is not an option; these are: {known}")
+    for name in options:
+        if wrong := unknown_option("http", name):
+            raise ValueError(wrong)
+    if unknown := client.keys() - _CLIENT:
+        raise ValueError(f"http.client_kwargs: {min(unknown)} is unknown: there are {', '.join(sorted(_CLIENT))}")
 
     def given(name: str) -> Any:
         found = options[name] if options.get(name) is not None else client.get(name)

@@ -46,7 +46,7 @@ MiB, KB). What is in the document itself is UTF-8, or base64 if it is not text. 
     help="Split files into blobs of up to SIZE, at most 64 MiB.",
 )  # fmt: skip
 @click.option(
-    "--hash", "algorithm", type=common.Choice(("sha1", "sha256")), default="sha1", show_default=True,
+    "--hash", "algorithm", type=click.Choice(("sha1", "sha256")), default="sha1", show_default=True,
     help="Hash that names blobs.",
 )  # fmt: skip
 @click.option("--dictionary", is_flag=True, help="Write an object of entries by path, not a list.")
@@ -74,7 +74,7 @@ def create(
     level = common.verbosity()
     with common.report_errors(debug=level == "debug"), orderly_end():
         # this command reads neither zarrfs.toml nor variables
-        chosen = options.parse(common.option_words(items, writes=True)).options
+        chosen = options.parse(common.option_words(items)).options
         if given["blobs"] is None and chosen.blobs:
             given["blobs"] = chosen.blobs[0]
         if given["blobs"]:
