@@ -125,7 +125,7 @@ def test_links_of_the_documentation_lead_somewhere() -> None:
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
     text = {page: re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL) for page in pages}
     heads = {page: re.findall(r"(?m)^#+ (.*)", text[page]) for page in pages}
-    anchors = {page: {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads[page]} for page in pages}
+    anchors = {page: {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in heads[page]} for page in pages}
     for page in pages:
         for link in re.findall(r"\]\(([^)\s]+)\)", text[page]):
             name, _, anchor = link.partition("#")
