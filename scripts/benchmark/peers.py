@@ -72,11 +72,9 @@ def _mounted(mountpoint: Path) -> bool:
 
 
 @contextlib.contextmanager
-def foreground(
-    command: list[str | Path], mountpoint: Path, env: dict[str, str] | None = None
-) -> Iterator[int]:
-    """Run a file system in the foreground; yield its pid once it is mounted, and unmount it afterwards."""
-    process = subprocess.Popen(command, env={**os.environ, **(env or {})}, stderr=subprocess.PIPE, text=True)
+def foreground(command: list[str | Path], mountpoint: Path) -> Iterator[None]:
+    """Run a file system in the foreground while it is mounted, and unmount it afterwards."""
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + 120
         while not os.path.ismount(mountpoint):
@@ -87,7 +85,7 @@ def foreground(
             time.sleep(0.01)
         os.listdir(mountpoint)  # wait until it answers
         _raise_read_ahead(mountpoint)
-        yield process.pid
+        yield
     finally:
         unmount = ["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
         if _mounted(mountpoint):

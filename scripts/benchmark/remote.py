@@ -19,7 +19,7 @@ MB = 1e6
 BLOCK = 4 << 20  # bytes of each request of the client that reads the large file
 MEMORY_LIMIT = 256  # MiB, of the mount whose memory is measured
 OVER = 150  # MB that its daemon may need in addition
-Jobs = list[list[list[Piece]]]
+Jobs = list[list[Piece]]
 
 NOTES = f"""\
 A chunk has {CHUNK >> 10} KiB. "direct" is a client without any mount, one connection a reader. Each sample is
@@ -31,18 +31,15 @@ tree.
 """
 
 
-def chunks(count: int, readers: int, processes: int = 1) -> Jobs:
-    """Return `count` random chunks for `readers` threads in each process; other numbers give another choice."""
-    chosen = random.Random(readers * processes).sample(range(ROWS * COLUMNS), count)
-    pieces = [(chunk(number), 0, CHUNK) for number in chosen]
-    return dealt(pieces, readers, processes)
+def chunks(count: int, readers: int) -> Jobs:
+    """Return `count` random chunks for `readers` threads; another number of them gives another choice."""
+    chosen = random.Random(readers).sample(range(ROWS * COLUMNS), count)
+    return dealt([(chunk(number), 0, CHUNK) for number in chosen], readers)
 
 
-def dealt(pieces: list[Piece], readers: int, processes: int = 1) -> Jobs:
-    """Deal the pieces in turn to the readers of all processes."""
-    everybody = readers * processes
-    hands = [pieces[number::everybody] for number in range(everybody)]
-    return [hands[number * readers : (number + 1) * readers] for number in range(processes)]
+def dealt(pieces: list[Piece], readers: int) -> Jobs:
+    """Deal the pieces in turn to the readers."""
+    return [pieces[number::readers] for number in range(readers)]
 
 
 def rate(tree: Tree, contender: Contender, server: Server, jobs: Jobs) -> Sampler:
@@ -96,7 +93,7 @@ def measure_chunks(tree: Tree, rounds: int) -> Iterator[Result]:
                 {
                     "zarrfs": rate(tree, remote_peers.zarrfs(), server, jobs),
                     "direct": rate(tree, remote_peers.direct, server, jobs),
-                    },
+                },
             )
             what = f"{server}: {count} random chunks, readers: {readers}"
             yield result(what, "MB/s", samples["zarrfs"], "direct", samples["direct"], limit(server, https, http))
@@ -106,11 +103,11 @@ def measure_grid(tree: Tree, rounds: int) -> Iterator[Result]:
     """Measure one reader that reads chunks in the order of the grid."""
     in_order: list[Piece] = [(chunk(number), 0, CHUNK) for number in range(300)]
     for server in SERVERS:
-        few = [[in_order[:60]]]  # enough for peers without read-ahead, whose rate is constant
+        few = [in_order[:60]]  # enough for peers without read-ahead, whose rate is constant
         samples = in_turns(
             rounds,
             {
-                "zarrfs": rate(tree, remote_peers.zarrfs(), server, [[in_order]]),
+                "zarrfs": rate(tree, remote_peers.zarrfs(), server, [in_order]),
                 "direct": rate(tree, remote_peers.direct, server, few),
             },
         )
@@ -121,7 +118,7 @@ def measure_grid(tree: Tree, rounds: int) -> Iterator[Result]:
 def measure_big(tree: Tree, rounds: int) -> Iterator[Result]:
     """Measure a sequential read of the large file."""
     parts = [("big", at, min(BLOCK, tree.size - at)) for at in range(0, tree.size, BLOCK)]
-    whole: Jobs = [[[("big", 0, tree.size)]]]
+    whole: Jobs = [[("big", 0, tree.size)]]
     for server in SERVERS:
         samples = in_turns(
             rounds,
@@ -156,7 +153,7 @@ def measure_disk(tree: Tree, rounds: int) -> Iterator[Result]:
     works: dict[str, tuple[Jobs, float]] = {
         "300 chunks, 32 readers": (chunks(300, 32), 0.85),
         "300 chunks, 8 readers": (chunks(300, 8), 0.9),
-        f"{tree.size >> 20} MiB file": ([[[("big", 0, tree.size)]]], 0.85),
+        f"{tree.size >> 20} MiB file": ([[("big", 0, tree.size)]], 0.85),
     }
     for work, (jobs, least) in works.items():
         again: list[float] = []
@@ -173,7 +170,7 @@ def measure_disk(tree: Tree, rounds: int) -> Iterator[Result]:
             {
                 "cached": cached,
                 "memory": rate(tree, remote_peers.zarrfs(), HTTPS, jobs),
-                "local": rate(tree, remote_peers.zarrfs_of_files(), HTTPS, jobs),
+                "local": rate(tree, remote_peers.zarrfs_of_files, HTTPS, jobs),
                 "direct": rate(tree, remote_peers.direct, HTTPS, jobs),
             },
         )
@@ -187,7 +184,7 @@ def measure_memory(tree: Tree, rounds: int) -> Iterator[Result]:
     """Measure the CPU time and memory of the daemon, with a small memory_limit."""
     works: dict[str, Jobs] = {
         "300 chunks, 32 readers": chunks(300, 32),
-        f"{tree.size >> 20} MiB file": [[[("big", 0, tree.size)]]],
+        f"{tree.size >> 20} MiB file": [[("big", 0, tree.size)]],
     }
     used: dict[tuple[str, str], list[float]] = {}
 

@@ -28,7 +28,6 @@ daemon off; worker_processes 1; {user}
 pid {directory}/pid; error_log {directory}/error.log;
 events {{ worker_connections 1024; }}
 http {{
-    log_format seen "$uri $http_range $body_bytes_sent";
     access_log off; sendfile on; tcp_nopush on; keepalive_requests 1000000;
     types {{ }} default_type application/octet-stream;
     client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy;
@@ -37,7 +36,7 @@ http {{
     server {{ listen 127.0.0.1:{at_once}; root {root}; autoindex on; }}
     server {{
         listen 127.0.0.1:{late}; listen 127.0.0.1:{tls} ssl; root {root}; autoindex on;
-        access_by_lua_block {{ ngx.sleep({delay}) }} {more}
+        access_by_lua_block {{ ngx.sleep({delay}) }}
     }}
 }}
 """
@@ -78,7 +77,6 @@ class Tree:
 
     def __init__(self, directory: Path, size: int) -> None:
         self.directory, self.size = directory, size
-        self.more = ""  # more directives for the server with latency
         self.www = directory / "www"
         self.index = directory / "index"
         self.urls: dict[Server, str] = {}
@@ -133,7 +131,7 @@ class Tree:
         config.write_text(
             _CONFIG.format(
                 modules=_MODULES, directory=self.directory, root=self.www, tls=ports[0], late=ports[1],
-                at_once=ports[2], delay=LATE / 1000, more=self.more, user="user root;" if os.geteuid() == 0 else "",
+                at_once=ports[2], delay=LATE / 1000, user="user root;" if os.geteuid() == 0 else "",
             )
         )  # fmt: skip
         self._nginx = subprocess.Popen([program, "-c", config, "-e", self.directory / "early.log"])

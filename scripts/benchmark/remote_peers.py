@@ -6,14 +6,13 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import peers
 from remote_data import Server, Tree
@@ -42,12 +41,6 @@ class Place(NamedTuple):
         raise peers.Unavailable("no VmHWM")
 
 
-class Run(peers.Run, Protocol):
-    """A run that also has a directory for indexes and logs."""
-
-    index: Path
-
-
 Contender = Callable[[Tree, Server], contextlib.AbstractContextManager[Place]]
 
 
@@ -62,15 +55,15 @@ def zarrfs(*options: str) -> Contender:
     return lambda tree, server: mounted(tree, tree.document(tree.urls[server]), *options)
 
 
-def zarrfs_of_files(*options: str) -> Contender:
-    """Return a contender that mounts references to local files with zarrfs and these -o options."""
-    return lambda tree, server: mounted(tree, tree.document(f"file://{tree.www}"), *options)
+def zarrfs_of_files(tree: Tree, server: Server) -> contextlib.AbstractContextManager[Place]:
+    """Mount references to local files with zarrfs."""
+    return mounted(tree, tree.document(f"file://{tree.www}"))
 
 
 @contextlib.contextmanager
-def mounted(tree: Run, document: Path | str, *options: str) -> Iterator[Place]:
+def mounted(tree: Tree, document: Path | str, *options: str) -> Iterator[Place]:
     """Mount `document` with zarrfs."""
-    with _directory(tree, "mnt-") as mountpoint:
+    with peers.place(tree) as mountpoint:
         command = peers.zarrfs_command(document, mountpoint, tree.index)
         command[-1] = ",".join([command[-1], *options])
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -98,18 +91,6 @@ def _wait_for_end(mountpoint: Path, pid: int) -> None:
         subprocess.run(["umount", "-l", mountpoint], check=False)
 
 
-@contextlib.contextmanager
-def _directory(tree: peers.Run, prefix: str, keep: bool = True) -> Iterator[Path]:
-    directory = Path(tempfile.mkdtemp(prefix=prefix, dir=tree.directory))
-    try:
-        yield directory
-    finally:
-        if keep:
-            directory.rmdir()  # a mount point: never remove its content
-        else:
-            shutil.rmtree(directory, ignore_errors=True)
-
-
 # -- reading
 
 
@@ -129,50 +110,46 @@ def settle() -> None:
 Piece = tuple[str, int, int]  # path in the tree, start, length
 
 
-def read(tree: Tree, place: Place, jobs: list[list[list[Piece]]]) -> float:
-    """Read the pieces in processes of threads; return the seconds. Raise peers.Unavailable for any wrong byte."""
+def read(tree: Tree, place: Place, jobs: list[list[Piece]]) -> float:
+    """Read the pieces in threads; return the seconds. Raise peers.Unavailable for any wrong byte."""
     settle()
-    named = [[[(f"{place.prefix}/{name}", *at) for name, *at in thread] for thread in process] for process in jobs]
+    named = [[(f"{place.prefix}/{name}", *at) for name, *at in thread] for thread in jobs]
     command = [sys.executable, "-I", str(peers.HERE / "remote_reader.py")]
+    found = json.loads(_done(command, input=json.dumps(named)))
+    for thread, digests in zip(jobs, found["digests"], strict=True):
+        for piece, digest in zip(thread, digests, strict=True):
+            if digest != tree.digest(*piece):
+                raise peers.Unavailable(f"{place.prefix}: wrong bytes of {piece}")
+    return float(found["seconds"])
+
+
+def _done(command: list[str], input: str | None = None) -> str:
+    """Run a reader; return its output. Raise peers.Unavailable if it fails or takes too long."""
     try:
         done = subprocess.run(
-            command, input=json.dumps(named), capture_output=True, text=True, timeout=READER_SECONDS, check=False
+            command, input=input, capture_output=True, text=True, timeout=READER_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
         raise peers.Unavailable(f"not read within {READER_SECONDS:g} s") from None
     if done.returncode:
         raise peers.Unavailable((done.stderr.strip().splitlines() or ["the reader failed"])[-1])
-    found = json.loads(done.stdout)
-    for process, digests in zip(jobs, found["digests"], strict=True):
-        for thread, of_thread in zip(process, digests, strict=True):
-            for piece, digest in zip(thread, of_thread, strict=True):
-                if digest != tree.digest(*piece):
-                    raise peers.Unavailable(f"{place.prefix}: wrong bytes of {piece}")
-    return float(found["seconds"])
+    return done.stdout
 
 
-def total(jobs: list[list[list[Piece]]]) -> int:
+def total(jobs: list[list[Piece]]) -> int:
     """Return the number of bytes that the jobs read."""
-    return sum(length for process in jobs for thread in process for _, _, length in thread)
+    return sum(length for thread in jobs for _, _, length in thread)
 
 
 def copy(tree: Tree, place: Place) -> float:
     """Copy the tiny values with `cp -r`; return the seconds. Raise peers.Unavailable for any wrong byte."""
-    with _directory(tree, "copy-", keep=False) as target:
+    with tempfile.TemporaryDirectory(prefix="copy-", dir=tree.directory) as target:
         settle()
-        sources = [f"{place.prefix}/tiny/{number}" for number in range(10)]
         began = time.perf_counter()
-        try:
-            done = subprocess.run(
-                ["cp", "-r", *sources, target], capture_output=True, text=True, timeout=READER_SECONDS, check=False
-            )
-        except subprocess.TimeoutExpired:
-            raise peers.Unavailable(f"not copied within {READER_SECONDS:g} s") from None
+        _done(["cp", "-r", *(f"{place.prefix}/tiny/{number}" for number in range(10)), target])
         took = time.perf_counter() - began
-        if done.returncode:
-            raise peers.Unavailable(done.stderr.strip().splitlines()[-1])
         for number in range(1000):
             name = f"{number // 100}/{number % 100}"
-            if hashlib.sha256((target / name).read_bytes()).hexdigest() != tree.digest(f"tiny/{name}", 0, 1000):
+            if hashlib.sha256(Path(target, name).read_bytes()).hexdigest() != tree.digest(f"tiny/{name}", 0, 1000):
                 raise peers.Unavailable(f"{place.prefix}: wrong bytes of tiny/{name}")
     return took

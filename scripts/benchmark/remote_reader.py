@@ -1,9 +1,9 @@
-"""Read many pieces at once, in processes of threads, and print how long that took.
+"""Read many pieces at once, in threads, and print how long that took.
 
-Standard input is a JSON list of processes, each a list of threads, each a list of [place, start, length], where a
-place is a path or an http(s) URL. Standard output is {"seconds": S, "digests": [[[hex, ...], ...], ...]}: the time
-from the start to the last byte of any thread, and the SHA-256 of each piece, computed after that.
-A thread has one connection for all its URLs. Everything is read into memory that was touched before.
+Standard input is a JSON list of threads, each a list of [place, start, length], where a place is a path or an http(s)
+URL. Standard output is {"seconds": S, "digests": [[hex, ...], ...]}: the time from the start to the last byte of any
+thread, and the SHA-256 of each piece, computed after that. A thread has one connection for all its URLs. Everything is
+read into memory that was touched before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 import urllib.parse
-from typing import Any
 
 Piece = tuple[str, int, int]  # path or URL, start, length
 PIECE = 1 << 20  # bytes of one read(2)
@@ -63,91 +62,43 @@ class Connection:
         response.read()  # it is empty, but this completes the response
 
 
-def read_all(pieces: list[Piece], view: memoryview, go: threading.Barrier, failures: list[str]) -> None:
-    """Read the pieces into `view` in one thread."""
+def read_all(pieces: list[Piece], views: list[memoryview], go: threading.Barrier, failures: list[str]) -> None:
+    """Read the pieces in one thread."""
     connection = Connection()
-    at = 0
     go.wait()
     try:
-        for place, start, length in pieces:
-            reader = connection.read if "://" in place else read_file
-            reader(place, start, view[at : at + length])
-            at += length
+        for (place, start, _), view in zip(pieces, views, strict=True):
+            (connection.read if "://" in place else read_file)(place, start, view)
     except (OSError, EOFError, http.client.HTTPException) as exc:
         failures.append(f"{exc!r} at {place}")
 
 
-def one_process(threads: list[list[Piece]], answer: int, go: int, digest: int) -> dict[str, Any]:
-    """Run one process: wait for `go`, then read in threads; wait for `digest`, then compute the digests.
-
-    Before each wait it writes a byte to `answer`.
-    """
+def main() -> None:
+    threads = json.load(sys.stdin)
     total = sum(length for pieces in threads for _, _, length in pieces)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
-    memory = memoryview(mmap.mmap(-1, max(total, 1), flags=flags))
-    failures: list[str] = []
-    barrier = threading.Barrier(len(threads) + 1)
-    running, views, at = [], [], 0
+    memory = memoryview(mmap.mmap(-1, total, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE))
+    views, at = [], 0
     for pieces in threads:
-        view = memory[at : at + sum(length for _, _, length in pieces)]
-        at += len(view)
-        views.append(view)
-        running.append(threading.Thread(target=read_all, args=(pieces, view, barrier, failures)))
-        running[-1].start()
-    os.write(answer, b"r")
-    os.read(go, 1)
-    barrier.wait()
+        views.append([])
+        for _, _, length in pieces:
+            views[-1].append(memory[at : at + length])
+            at += length
+    go, failures = threading.Barrier(len(threads) + 1), []
+    running = [
+        threading.Thread(target=read_all, args=(pieces, view, go, failures))
+        for pieces, view in zip(threads, views, strict=True)
+    ]
+    for thread in running:
+        thread.start()
+    began = time.monotonic()
+    go.wait()
     for thread in running:
         thread.join()
-    end = time.monotonic()
-    os.write(answer, b"r")
-    os.read(digest, 1)  # other processes may still read
-    digests = []
-    for pieces, view in zip(threads, views, strict=True):
-        digests.append([])
-        at = 0
-        for _, _, length in pieces:
-            digests[-1].append(hashlib.sha256(view[at : at + length]).hexdigest())
-            at += length
-    return {"end": end, "failures": failures, "digests": digests}
-
-
-def wait_for_all(answers: list[int]) -> None:
-    """Wait until every process has written a byte."""
-    for answer in answers:
-        if not os.read(answer, 1):
-            sys.exit("a reader has died")
-
-
-def main() -> None:
-    jobs = json.load(sys.stdin)
-    go, digest = os.pipe(), os.pipe()
-    answers = []
-    for threads in jobs:
-        answer, write = os.pipe()
-        if os.fork() == 0:
-            os.close(go[1])
-            os.close(digest[1])  # so that the exit of the parent is seen as the end of the pipes
-            found = json.dumps(one_process(threads, write, go[0], digest[0])).encode()
-            with open(write, "wb") as file:
-                file.write(found)
-            os._exit(0)
-        os.close(write)
-        answers.append(answer)
-    wait_for_all(answers)
-    began = time.monotonic()
-    os.write(go[1], b"g" * len(jobs))
-    wait_for_all(answers)
-    os.write(digest[1], b"d" * len(jobs))
-    found = []
-    for answer in answers:
-        with open(answer, "rb") as file:
-            found.append(json.loads(file.read()))
-    failures = [failure for one in found for failure in one["failures"]]
+    seconds = time.monotonic() - began
     if failures:
         sys.exit(f"{len(failures)} readers failed; the first: {failures[0]}")
-    seconds = max(one["end"] for one in found) - began
-    print(json.dumps({"seconds": seconds, "digests": [one["digests"] for one in found]}))
+    digests = [[hashlib.sha256(view).hexdigest() for view in of_thread] for of_thread in views]
+    print(json.dumps({"seconds": seconds, "digests": digests}))
 
 
 if __name__ == "__main__":

@@ -19,10 +19,11 @@ from trio.testing import MockClock
 from tests.servers import GCS, S3, Azure, Faulty, Sftp, SignedS3
 from zarrfs.config.keywords import as_items
 from zarrfs.config.options import parse
-from zarrfs.errors import AccessDenied, ReadError, TargetMissing
+from zarrfs.errors import AccessDenied, ReadError, TargetMissing, ZarrfsError
 from zarrfs.net.credentials import Access, Credentials
 from zarrfs.net.responses import Entry, Fetched, System, Transient
 from zarrfs.net.services import SERVICES
+from zarrfs.sources import plan_source
 from zarrfs.store.remote import FsspecStore
 from zarrfs.store.remotefiles import RemoteFiles
 
@@ -60,6 +61,19 @@ def on_s3(s3: S3) -> tuple[list[str], str]:
     """Store VALUE on S3; return (options, its URL)."""
     s3.client.put_object(Bucket=s3.bucket, Key="clients/a key%20+ä", Body=VALUE)
     return told("s3", s3.options), f"s3://{s3.bucket}/clients/a key%20+ä"
+
+
+@pytest.mark.parametrize(
+    ("name", "anonymous", "words"),
+    [("none.zarr", False, "not found"), ("none.json", False, "not found"), ("private.json", True, "s3.profile=")],
+)
+def test_a_misspelt_or_private_name_is_an_error_not_an_empty_store(
+    s3: S3, name: str, anonymous: bool, words: str
+) -> None:
+    s3.client.put_object(Bucket=s3.bucket, Key="private.json", Body=b"{}")
+    options = {"endpoint_url": s3.endpoint, "anon": True} if anonymous else s3.options
+    with pytest.raises(ZarrfsError, match=f"^s3://{s3.bucket}/{name}: .*{words}"):
+        plan_source(f"s3://{s3.bucket}/{name}", parse(told("s3", options)).options, child=False)
 
 
 def test_the_tag_of_s3_is_the_same_in_ranges_attributes_and_listings(on_s3: tuple[list[str], str]) -> None:

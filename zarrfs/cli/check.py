@@ -11,6 +11,7 @@ import click
 
 from zarrfs.cli import common, meter
 from zarrfs.config.options import Parsed
+from zarrfs.config.shares import Share
 from zarrfs.config.values import human
 from zarrfs.errors import printable
 
@@ -39,7 +40,7 @@ Examples:
 @common.shard_option
 @common.source_options(log_level="warning")
 def check(
-    source: str, key: str, as_json: bool, first: int, no_decode: bool, shard: str | None, parsed: Parsed
+    source: str, key: str, as_json: bool, first: int, no_decode: bool, share: Share, parsed: Parsed
 ) -> None:
     """Read all of SOURCE, or below KEY, and report what cannot be read or contradicts its Zarr metadata.
 
@@ -57,7 +58,7 @@ def check(
     from zarrfs.store.api import Store
     from zarrfs.system.memory import memory_limit
 
-    share, found, below = common.share(shard), CheckReport(keep=first), common.clean_key(key)
+    found, below = CheckReport(keep=first), common.clean_key(key)
     memory = memory_limit(parsed.options) // 2
 
     async def body(store: Store, plan: Plan) -> None:

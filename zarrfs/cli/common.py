@@ -17,11 +17,11 @@ import click
 
 from zarrfs.config import values as optionvalues
 from zarrfs.config.redaction import redact_text
+from zarrfs.config.shares import share_of
 from zarrfs.errors import UsageError, ZarrfsError, first_cause, internal_error, message_line, reason_of
 
 if TYPE_CHECKING:
     from zarrfs.config import options
-    from zarrfs.config.shares import Share
     from zarrfs.documents.plan import Plan
     from zarrfs.store.api import Store
 
@@ -106,7 +106,6 @@ def _callback(parse: Callable[[str], T], error: str) -> Callable[..., T | None]:
 
 # callbacks of options that are not in the table; local_path refuses a URL, which would create a directory of that name
 size = _callback(lambda text: int(text) if text.isdecimal() else optionvalues.size(text), "{!r} is not {}")
-time_given = _callback(optionvalues.seconds, "{!r} is not {}")
 local_path = _callback(optionvalues.local, "{!r}: expected {}")
 
 option_items = click.option(
@@ -151,16 +150,9 @@ def _long_option(name: str) -> Callable[[Function], Function]:
 
 
 shard_option = click.option(
-    "--shard", metavar="I/N",
+    "--shard", "share", metavar="I/N", callback=lambda ctx, param, value: share_of(value),
     help="Process share I of N (0 to N-1) only, by a hash of the key; other processes do the rest.",
 )  # fmt: skip
-
-
-def share(given: str | None) -> Share:
-    """Parse the value of --shard; everything without one. Raise UsageError if it is invalid."""
-    from zarrfs.config.shares import share_of
-
-    return share_of(given)
 
 
 @contextlib.contextmanager
@@ -182,11 +174,6 @@ def report_errors(debug: bool = False, status: int = 1) -> Iterator[None]:
         if debug and not isinstance(cause, KeyboardInterrupt):
             click.echo(redact_text("".join(traceback.format_exception(exc))), err=True, nl=False)
         raise SystemExit(_report(cause, status)) from None
-
-
-def comparison_errors(exit_code: bool) -> contextlib.AbstractContextManager[None]:
-    """Return report_errors() for a command that compares: with --exit-code, errors have status 2, as in diff(1)."""
-    return report_errors(verbosity() == "debug", 2 if exit_code else 1)
 
 
 def _report(exc: BaseException, status: int) -> int:

@@ -14,6 +14,7 @@ import click
 
 from zarrfs.cli import common, meter
 from zarrfs.config.options import Parsed
+from zarrfs.config.shares import Share
 from zarrfs.errors import SourceError, UsageError, printable, reason_of
 from zarrfs.system.signals import orderly_end
 
@@ -44,7 +45,7 @@ same kind, size and time is not copied again: the same command resumes an interr
 @click.option("--sync", is_flag=True, help="Sync the copy to the disk before the command ends.")
 @common.source_options(log_level="warning")
 def copy(
-    source: str, dest: str, include: tuple[str, ...], exclude: tuple[str, ...], overwrite: bool, shard: str | None,
+    source: str, dest: str, include: tuple[str, ...], exclude: tuple[str, ...], overwrite: bool, share: Share,
     sync: bool, parsed: Parsed,
 ) -> None:  # fmt: skip
     """Copy the files, directories, links and FIFOs of SOURCE to the directory DEST, which is made if needed.
@@ -56,7 +57,7 @@ def copy(
     from zarrfs.store.index import IndexStore
     from zarrfs.store.uri import path_of_uri
 
-    share, report = common.share(shard), CopyReport()
+    report = CopyReport()
     place = path_of_uri(source)
     if place is not None and os.path.isdir(place):
         tree = os.path.realpath(place)

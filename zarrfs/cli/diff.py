@@ -55,6 +55,6 @@ def diff(source: str, as_json: bool, exit_code: bool, parsed: Parsed) -> None:
             sys.stdout.write("]\n" if found else "[]\n")
         return found
 
-    with common.comparison_errors(exit_code):
+    with common.report_errors(common.verbosity() == "debug", 2 if exit_code else 1):  # as diff(1)
         found = common.run_on_store(source, parsed, body)
     sys.exit(1 if found and exit_code else 0)

@@ -49,5 +49,6 @@ def mount(parsed: Parsed, source: str, mountpoint: str) -> None:
     quiet = parsed.options.log_level == "error"
     with orderly_end():
         session.mount(source, mountpoint, parsed, lambda text: None if quiet else say(text))
-    if not quiet and sys.stderr.isatty() and (note := logs.note(parsed.options)):  # scripts need no such line
-        say(f"{mountpoint}: {note}")
+    options = parsed.options
+    if not (quiet or options.foreground or logs.destination(options)) and sys.stderr.isatty():
+        say(f"{mountpoint}: no log: there is neither a journal nor {logs.SYSLOG}: set log_file=FILE to see why reads fail")

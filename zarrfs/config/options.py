@@ -271,20 +271,15 @@ def spelled(name: str) -> str:
 
 def help_text(name: str) -> str:
     """Return the help of an option, with its default."""
-    default = default_text(name)
-    return f"{TABLE[name].help} Default: {default}." if default else TABLE[name].help
+    opt = TABLE[name]
+    stated = opt.kind is FLAG or opt.default in (None, ())
+    return opt.help if stated else f"{opt.help} Default: {written(name, opt.default)}."
 
 
 def bounds_of(name: str) -> tuple[Any, Any] | None:
     """Return the least and the greatest value of an option; None if only its parser bounds it."""
     bounds = TABLE[name].bounds
     return bounds and (TABLE[name].kind.parse(bounds[0]), TABLE[name].kind.parse(bounds[1]))
-
-
-def default_text(name: str) -> str:
-    """Return the default of an option as a user would write it; "" if there is none or the help text states it."""
-    opt = TABLE[name]
-    return "" if opt.kind is FLAG or opt.default in (None, ()) else written(name, opt.default)
 
 
 def written(name: str, value: Any) -> str:

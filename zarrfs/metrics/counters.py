@@ -6,7 +6,7 @@ import functools
 import itertools
 import os
 from collections import Counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from zarrfs.failures import FAILURES
@@ -54,25 +54,11 @@ UP = Metric("up", "Whether the mount reports its figures.")
 ALL = (*METRICS, ERRORS, OUTAGE, LATENCY, MOUNT, UP)
 
 
-class Observed(Protocol):
-    """An object that reports figures of now, not totals."""
-
-    def gauges(self) -> dict[str, float]:
-        """Return figures by name; those of all objects are added up."""
-
-
-class Queue(Observed, Protocol):
-    """A queue of requests to servers."""
-
-    def outages(self) -> dict[str, dict[str, Any]]:
-        """Return the servers that do not answer now, by name, with what `zarrfs stats` reports of each."""
-
-
 _NAMED = 32  # outages that are reported: an extended attribute has at most 64 KiB
 COUNTS: Counter[str] = Counter()
 LATENCIES = Latency()
-CACHES: WeakSet[Observed] = WeakSet()
-QUEUES: WeakSet[Queue] = WeakSet()
+CACHES: WeakSet[Any] = WeakSet()  # each has gauges(): figures of now, which are added up
+QUEUES: WeakSet[Any] = WeakSet()  # queues of requests, with gauges() and outages(): facts by server
 
 
 def counters() -> dict[str, Any]:

@@ -153,13 +153,6 @@ def destination(options: Options) -> str:
     return "the journal" if os.path.exists("/run/systemd/journal/socket") else f"syslog ({SYSLOG})"
 
 
-def note(options: Options) -> str:
-    """Return a warning if the log of the mount has no destination, else ""."""
-    if options.foreground or destination(options):
-        return ""
-    return f"no log: there is neither a journal nor {SYSLOG}; log_file=FILE has the reasons of failed reads"
-
-
 def finish() -> None:
     """Wait up to a second until all lines are written. Call this before the process ends."""
     for handler in log.handlers:

@@ -121,7 +121,9 @@ async def _read_document(
     system, path = await files.find(url)
     try:
         entry = await files.stat_at(system, path)
-    except (TargetMissing, AccessDenied, NotADirectoryError):
+    except (TargetMissing, AccessDenied, NotADirectoryError) as exc:
+        if isinstance(exc, AccessDenied) and _name(url).endswith(".json"):
+            raise
         return None  # plan_remote() then looks for a store, and reports errors
     if entry.directory:
         return None

@@ -187,6 +187,8 @@ async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
         lists = there is not None and (name in names or name.startswith(".") or not _is_web(url))
         return Plan(shown, "zarr", url=url, lists=lists, warnings=() if lists else (_UNLISTED,))
     if there is not None:
+        if document is None and await store.is_flat() and await anext(store.list_dir(""), None) is None:
+            raise SourceError(shown, "the bucket has no object of this name, and none below it")
         return Plan(shown, "zarr", url=url)
     start = await head(files, system, path)
     if urls.protocols(url)[:1] != ["zip"] and is_zip(start):
