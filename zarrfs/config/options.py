@@ -432,7 +432,7 @@ def put(given: Assignments, name: str, value: str | None) -> None:
     if value is None and opt.kind is not FLAG:
         raise UsageError(f"option {name} needs a value: {name}={opt.metavar}")
     if "\0" in (value or ""):  # which no path, variable or argument can contain
-        raise UsageError(f"option {name}: has a NUL character")
+        raise UsageError(f"option {name}={value}: expected text without a NUL character")
     bounds = bounds_of(name)
     rule = "{} from {} to {}".format(opt.kind.noun, *opt.bounds) if opt.bounds else ""
     try:
