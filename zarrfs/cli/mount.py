@@ -51,4 +51,4 @@ def mount(parsed: Parsed, source: str, mountpoint: str) -> None:
         session.mount(source, mountpoint, parsed, lambda text: None if quiet else say(text))
     options = parsed.options
     if not (quiet or options.foreground or logs.destination(options)) and sys.stderr.isatty():
-        say(f"{mountpoint}: no log: there is neither a journal nor {logs.SYSLOG}: set log_file=FILE to see why reads fail")
+        say(f"{mountpoint}: no log: no journal and no {logs.SYSLOG}: set log_file=FILE to see why reads fail")
