@@ -186,7 +186,7 @@ class Options:
     )
     allow_root: bool = _option(
         "Ownership and permissions", False, FLAG, "",
-        "Let root use the mount, beside its owner. An ordinary user needs user_allow_other in /etc/fuse.conf.",
+        "Let root use the mount, as well as its owner. An ordinary user needs user_allow_other in /etc/fuse.conf.",
     )
     uid: int | None = _option(
         "Ownership and permissions", None, USER, "UID",
