@@ -1,4 +1,4 @@
-"""Options and commands of version 0.2 that no longer exist, and what to do instead.
+"""Options and commands of version 0.1 that no longer exist, and what to do instead.
 
 The error for such a name says so. This table can go in a later version.
 """
