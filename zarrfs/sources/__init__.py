@@ -106,7 +106,7 @@ def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[],
             raise SourceError(source, "is open in this process alone; name a file")
     content = _in_memory(source) if source.startswith("memory:") else b""
     if child and content is not None:
-        if path is not None and not forks:  # faster than starting an interpreter
+        if path is not None:  # a set that is mounted again starts no child
             from zarrfs.sources.prepare import remembered
 
             plan = remembered(source, options)
