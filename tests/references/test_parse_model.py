@@ -9,7 +9,7 @@ from fsspec.implementations.reference import ReferenceFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.references.referencesets import Plain, compiled
+from tests.references.referencesets import compiled
 
 NAMES = st.text(st.sampled_from("ab.é{ "), min_size=1, max_size=3).filter(lambda name: name not in (".", ".."))
 KEYS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
@@ -62,43 +62,6 @@ ITEMS = st.fixed_dictionaries(
     },
     optional={"range": st.sampled_from([("{{i}}", "{{j}}"), ("{{ i * 10 + j }}", "5"), ("7", "{{i + j}}")])},
 )
-
-
-def model(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a version 1 set, expanded with plain jinja2 and loops."""
-    plain = Plain(document["templates"])
-    entries: dict[str, Any] = {}
-    for key, value in document["refs"].items():
-        if isinstance(value, list) and "{{" in value[0]:
-            value = [plain.render(value[0]), *value[1:]]
-        entries[key] = value
-    for item in document["gen"]:
-        second = item["dimensions"]["j"]
-        for i in item["dimensions"]["i"]:
-            for j in range(second.get("start", 0), second["stop"], second.get("step", 1)):
-                numbers = [int(plain.render(item[n], i=i, j=j)) for n in ("offset", "length") if n in item]
-                entries[plain.render(item["key"], i=i, j=j)] = [plain.render(item["url"], i=i, j=j), *numbers]
-    return entries
-
-
-@settings(deadline=None, max_examples=50)
-@given(
-    st.dictionaries(
-        KEYS,
-        INLINE | st.tuples(FRAGMENTS.map("/t{}".format), NUMBERS, NUMBERS).map(list),
-        max_size=5,
-    ),
-    st.lists(ITEMS, max_size=3),
-)
-def test_random_sets_of_version_1(refs: dict[str, Any], items: list[dict[str, Any]]) -> None:
-    for item in items:
-        if "range" in item:
-            item["offset"], item["length"] = item.pop("range")
-    templates = {"u": "U", "v": "s/{v}", "f": "<{{c}}>", "w": "{{u}}{{v}}"}
-    document = {"version": 1, "templates": templates, "refs": refs, "gen": items}
-    with compiled(document) as made:
-        expected = without_conflicts(model(document))
-        assert made.tree() == {key: resolved(value) for key, value in expected.items()}
 
 
 @settings(deadline=None, max_examples=50)

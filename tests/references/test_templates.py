@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import resource
@@ -21,7 +20,6 @@ from tests.references.referencesets import Plain
 from zarrfs import sources
 from zarrfs.config.options import Options
 from zarrfs.errors import SourceError
-from zarrfs.references import templates as module
 from zarrfs.references.gen import TemplateError
 from zarrfs.references.templates import Budget, Templates
 
@@ -67,15 +65,6 @@ def refused(text: str, **named: str) -> str:
 )
 def test_templates_in_a_text_are_rendered(text: str, expected: str) -> None:
     assert render(text) == expected
-
-
-def test_a_text_without_double_braces_needs_no_jinja(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_arguments: object) -> None:
-        raise AssertionError("jinja was asked")
-
-    monkeypatch.setattr(Templates, "compile", never)
-    assert render("http://x/%7B") == "http://x/%7B"
-    assert render("http://{{u}}/x") == "http://server/path/x"
 
 
 def test_a_template_without_double_braces_is_literal() -> None:
@@ -164,65 +153,6 @@ def test_texts_render_as_plain_jinja_renders_them(text: str) -> None:
         assert outcome(Templates(named).text, text) == expected
 
 
-FIELDS = st.lists(
-    st.sampled_from(
-        [
-            "a", "/", "{{i}}", "{{j}}", "{{i}}.{{j}}", "{{ (i + 1) * 10 - j }}",
-            "{{ '%03d' | format(i) }}", "{{u}}", "{{f(c=i)}}", "{{f(c=u)}}", "{{t}}", "{{ i // j }}",
-            "{{ [i, j] | max }}", "{% if i > 1 %}!{% endif %}", "{% set k = i %}{{k}}", "{{ k }}",
-            "{{loop}}", "{% for i in [7, 8] %}{{i}}{{loop.index}}{% endfor %}", "\n", "{{ '' }}",
-            "{# #}",
-        ]
-    ),
-    max_size=4,
-).map("".join)  # fmt: skip
-DIMENSION = st.one_of(
-    st.lists(st.integers(-3, 9), max_size=3),
-    st.fixed_dictionaries(
-        {"stop": st.integers(-4, 4)},
-        optional={"start": st.integers(-4, 4), "step": st.sampled_from([-3, -2, -1, 1, 2, 3])},
-    ),
-)
-
-
-@settings(deadline=None)
-@given(
-    st.tuples(FIELDS, FIELDS),
-    st.none() | st.tuples(FIELDS, FIELDS),
-    st.dictionaries(
-        st.sampled_from("ijx") | st.text(min_size=1, max_size=2), DIMENSION, min_size=1, max_size=3
-    ),
-)
-def test_rows_are_those_of_plain_jinja(
-    first: tuple[str, str], second: tuple[str, str] | None, dimensions: dict[str, Any]
-) -> None:
-    named = {"u": "U", "f": "<{{c}}>", "t": "{{u}}/t"}
-    dimensions = {name: value for name, value in dimensions.items() if name not in named}
-    if not dimensions:
-        return
-    texts = dict(zip(("key", "url", "offset", "length"), first + (second or ()), strict=False))
-    plain = Plain(named)
-    expected: list[tuple[str, ...]] | None = []
-    values = [
-        dim if isinstance(dim, list) else range(dim.get("start", 0), dim["stop"], dim.get("step", 1))
-        for dim in dimensions.values()
-    ]
-    for combination in itertools.product(*values):
-        given_values = dict(zip(dimensions, combination, strict=True))
-        row = [outcome(plain.render, text, **given_values) for text in texts.values()]
-        if None in row:
-            expected = None
-            break
-        assert expected is not None
-        expected.append(tuple(map(str, row)))
-    item = {**texts, "dimensions": dimensions}
-    if expected is None:
-        with pytest.raises(TemplateError):
-            rows(item, **named)
-    else:
-        assert rows(item, **named) == expected
-
-
 # -- the sandbox
 
 # what only zarrfs's own names lead to; the other escapes are in test_templates_escapes
@@ -257,19 +187,6 @@ def limits() -> Any:
     before = [resource.getrlimit(kind) for kind in kinds]
     yield lambda: [resource.getrlimit(kind) for kind in kinds] == before
     assert [resource.getrlimit(kind) for kind in kinds] == before
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{{ 'x' * 10**10 }}", "{{ u * 10**11 }}", "{{ [1] * 10**9 }}",
-        "{{ '%9999999999d' | format(1) }}", "{{ '{:>9999999999}'.format(1) }}",
-        "{{ u | center(10**11) }}", "{{ (['x' * 100000] * 100000) | join }}",
-    ],
-)  # fmt: skip
-def test_memory_is_bounded(text: str, limits: Any) -> None:
-    assert refused(text) == "takes too much memory to render"
-    assert limits()
 
 
 def test_memory_in_gen_is_bounded_and_the_error_names_the_place(limits: Any) -> None:
@@ -336,15 +253,3 @@ def test_lower_existing_limits_stay() -> None:
         "assert resource.getrlimit(resource.RLIMIT_CPU) == (3, 3)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_rendering_works_if_limits_cannot_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_arguments: object) -> None:
-        raise ValueError("not allowed")
-
-    monkeypatch.setattr(module.resource, "setrlimit", never)
-    assert render("{{ f(c=1 + 1) }}") == "<2>"
-    monkeypatch.setattr(module.resource, "getrlimit", never)
-    assert render("{{ f(c=1 + 1) }}") == "<2>"
-
-
