@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # name: (module, its help in a line); the function has the command's name
 COMMANDS = {
     "mount": ("zarrfs.cli.mount", "Mount SOURCE as a directory."),
-    "umount": ("zarrfs.cli.umount", "Unmount a directory, or say who holds it."),
+    "umount": ("zarrfs.cli.umount", "Unmount a directory, or name the processes that use it."),
     "stats": ("zarrfs.cli.stats", "Print statistics of a mount: reads, cache hits, requests, bytes."),
     "refresh": ("zarrfs.cli.refresh", "Make a mount show the present content of its source."),
     "ls": ("zarrfs.cli.ls", "List a directory of SOURCE."),
@@ -42,7 +42,7 @@ Examples:
   zarrfs mount s3://bucket/refs.json /mnt/data
   zarrfs umount /mnt/data
 \b
-SOURCE is a reference set, a JSON file archive or a Zarr store: a path or an fsspec URL.
+SOURCE is the path or URL of a Zarr store, a reference set, an Icechunk repository or a file archive.
 See `zarrfs COMMAND --help`."""
 
 
@@ -147,4 +147,4 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     help="Show the version and exit.",
 )  # fmt: skip
 def main() -> None:
-    """Reference sets, JSON file archives and Zarr stores as directories."""
+    """Mount Zarr stores, reference sets, Icechunk repositories and file archives as directories of files."""

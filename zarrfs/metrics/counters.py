@@ -67,12 +67,16 @@ def counters() -> dict[str, Any]:
     for each in [*CACHES, *QUEUES]:
         totals.update(each.gauges())
     waiting, lost = logs.waiting_and_lost()
+    try:
+        resident, version = _resident(), _version()
+    except (OSError, ImportError):  # out of descriptors
+        resident, version = 0, "unknown"
     outages = {host: facts for queue in QUEUES for host, facts in queue.outages().items()}
     return {
         **totals,
         "errors": {"EIO": 0, **FAILURES.counts},  # 0 at first, so that Prometheus sees the first EIO as an increase
-        "log_lines_waiting": waiting, "log_lines_lost_total": lost, "process_resident_memory_bytes": _resident(),
-        "version": _version(), "outages": dict(itertools.islice(outages.items(), _NAMED)),
+        "log_lines_waiting": waiting, "log_lines_lost_total": lost, "process_resident_memory_bytes": resident,
+        "version": version, "outages": dict(itertools.islice(outages.items(), _NAMED)),
         "latency": {f"p{percent}": LATENCIES.quantile(percent / 100) for percent in (50, 90, 99) if LATENCIES.count},
         "histogram": LATENCIES.histogram(), "latency_sum": LATENCIES.total, "latency_count": LATENCIES.count,
     }  # fmt: skip
