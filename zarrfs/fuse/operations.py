@@ -62,7 +62,6 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-_MONITORING = ("statfs", "getxattr", "listxattr")  # sent by monitoring tools: do not count as use of the mount
 NEGATIVE = 1.0  # seconds that the kernel may cache that a name does not exist; a refresh waits as long
 _DAY = 86_400.0
 _BLOCK = 512  # the unit of st_blocks
@@ -72,12 +71,10 @@ _SETTLED_NS = 2 * 10**9  # ns; some file systems record times in whole seconds
 def handler(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
     """Wrap a request handler so that only FUSEError leaves it: any other exception would end the mount."""
     operation = cast(Any, method).__name__
-    use = operation not in _MONITORING
 
     @functools.wraps(method)
     async def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
         operations = cast(Operations, args[0])
-        operations.uses += use
         version = operations.current
         version.users += 1
         try:
@@ -150,7 +147,6 @@ class Operations(pyfuse3.Operations):
         super().__init__()
         self.current = StoreVersion(store, options, values)
         self._retired: list[StoreVersion] = []  # replaced, but still in use
-        self.uses = 0  # requests, except those in _MONITORING
         self.background: trio.Nursery | None = None  # runs work that no request waits for
         self.inodes = InodeTable()
         self._page_versions: dict[int, Hashable] = {}  # by inode: Value.version of the pages the kernel may have
