@@ -629,7 +629,7 @@ class FileOperations(Operations):
             return False
         return self.upper.status(key) is not None or (found is not None and self.upper.covers(key))
 
-    def _key_in(self, inode: int, name: bytes = b"") -> str:
+    def _key_in(self, inode: int, name: bytes) -> str:
         key = self.inodes.key(inode)
         if name in (b"", b"."):
             return key

@@ -292,12 +292,7 @@ class IndexWriter:
         self._add(key, Kind.FILE, None, None, None, ContentKind.WHOLE, self.target_id(url))
 
     def regions(
-        self,
-        key: str,
-        size: int,
-        regions: Sequence[Region],
-        mode: int | None = None,
-        mtime_ns: int | None = None,
+        self, key: str, size: int, regions: Sequence[Region], mode: int | None = None, mtime_ns: int | None = None
     ) -> None:
         """Add a file of `size` bytes with data in `regions` (sorted and disjoint), zeros elsewhere."""
         held = sum(region.length for region in regions)
@@ -348,16 +343,9 @@ class IndexWriter:
     # -- parts
 
     def _add(
-        self,
-        key: str,
-        kind: Kind,
-        size: int | None,
-        mode: int | None,
-        mtime_ns: int | None,
-        place: ContentKind | None,
-        ref: int | None,
-        held: int | None = None,
-    ) -> None:
+        self, key: str, kind: Kind, size: int | None, mode: int | None, mtime_ns: int | None,
+        place: ContentKind | None, ref: int | None, held: int | None = None,
+    ) -> None:  # fmt: skip
         prefix, _, name = key.rpartition("/")
         self._rows.append((self._directories.find(prefix), name, kind, size, mode, mtime_ns, place, ref, None, held))
         if len(self._rows) >= _FLUSH:

@@ -157,7 +157,7 @@ def is_dead(mountpoint: str) -> bool:
     return bool(unanswered([mountpoint], _ANSWER)[0])
 
 
-def unanswered(mountpoints: Sequence[str], patience: float = 2.0) -> tuple[list[str], list[str]]:
+def unanswered(mountpoints: Sequence[str], patience: float) -> tuple[list[str], list[str]]:
     """Probe FUSE mounts concurrently; return (those without a daemon, those without an answer in `patience` seconds).
 
     A child process probes them, for the reason given in ask().
@@ -294,16 +294,16 @@ def fusermount() -> str:
     return found
 
 
-def holders(mountpoint: str, limit: int = 5) -> list[str]:
+def holders(mountpoint: str) -> list[str]:
     """Return the processes that have a file, directory or mapping below `mountpoint` open, as "pid 12 (vim)".
 
-    Of more than `limit` processes, the last item is the number of the others.
+    Of more than five processes, the last item is the number of the others.
     """
     found: list[str] = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         if any(beneath(path, mountpoint) for path in _paths_of(pid)):
             found.append(shown(int(pid)))
-    return found if len(found) <= limit else [*found[:limit], f"{len(found) - limit} more"]
+    return found if len(found) <= 5 else [*found[:5], f"{len(found) - 5} more"]
 
 
 def _paths_of(pid: str) -> list[str]:

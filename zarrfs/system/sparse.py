@@ -58,9 +58,7 @@ def write_sparse(descriptor: int, data: Buffer, at: int) -> None:
         write_all(descriptor, view[start:stop], at + start)
 
 
-def copy_data(
-    source: int, to: int, size: int, name: str, copied: Callable[[int], object] = lambda count: None
-) -> None:
+def copy_data(source: int, to: int, size: int, name: str, copied: Callable[[int], object]) -> None:
     """Copy the data extents in the first `size` bytes of a file, and set the size of the copy.
 
     `copied` is called after each piece with its number of bytes, and may raise to cancel the copy. Raise OSError for a
