@@ -9,7 +9,6 @@ all absent.
 from __future__ import annotations
 
 import bisect
-import contextlib
 import dataclasses
 import logging
 from collections.abc import AsyncIterator, Sequence
@@ -46,7 +45,6 @@ _SIZES = 16_384  # sizes of whole targets remembered
 _AHEAD = 16  # record files read concurrently after an absent one
 _LISTED = 65_536  # most chunks listed between two checkpoints, whatever the record_size
 _COUNTED = 1_000_000  # most record files that are counted by requesting each
-_COUNTING = 2.0  # seconds that the first reader of an absent record file waits for the count
 
 
 def open_set(plan: Plan, options: Options) -> ParquetStore:
@@ -384,7 +382,11 @@ class ParquetStore(Store):
         if not isinstance(found, _NoRecord):
             return found
         if not self._warned:
-            await self._warn(array, number)
+            self._warned = True
+            log.warning(
+                "%s: is not there: its chunks count as absent, as fsspec and kerchunk write sparse arrays; "
+                "zarrfs check counts such record files", self._shown(array, number),
+            )  # fmt: skip
         return None
 
     async def _read_record(self, array: str, number: int) -> RecordFile | _NoRecord:
@@ -403,21 +405,6 @@ class ParquetStore(Store):
             )
         except ValueError as exc:
             raise ReadError(self._shown(array, number), str(exc)) from None
-
-    async def _warn(self, array: str, number: int) -> None:
-        """Warn once that record files are absent, with their number if listings give it within _COUNTING seconds."""
-        self._warned = True
-        many = "how many record files are not, zarrfs check counts"
-        try:
-            with trio.move_on_after(_COUNTING), contextlib.suppress(ReadError):
-                counted = await self.absences(ask=False)
-                if counted is not None:
-                    many = f"absent record files: {counted.absent:,} of {counted.record_files:,}"
-        finally:  # also if the command ends and cancels the count
-            log.warning(
-                "%s: is not there (%s): its chunks count as absent, as fsspec and kerchunk write sparse arrays",
-                self._shown(array, number), many,
-            )  # fmt: skip
 
     async def _existing_records(self, array: str, count: int) -> list[int]:
         """Return the numbers of an array's record files, found by reading all; unreadable ones count as existing."""
