@@ -65,7 +65,7 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "_PIECE", 4)
 
 
-@settings(deadline=None, max_examples=600)
+@settings(deadline=None, max_examples=200)
 @given(count=st.integers(0, 25), fails=st.none() | st.integers(0, 25), steps=STEPS, more=st.booleans())
 def test_requests_come_in_any_order(count: int, fails: int | None, steps: list[tuple[str, int]], more: bool) -> None:
     """Entries before a failure are sent; later requests fail, or get [] for a reply that already holds entries."""

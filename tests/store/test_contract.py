@@ -42,7 +42,6 @@ def _place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 class TestFileSystem(StoreContract):
-    examples: ClassVar[int] = 100
     place: Path
 
     @asynccontextmanager
@@ -53,8 +52,6 @@ class TestFileSystem(StoreContract):
 
 
 class TestFileSystemWithoutOpenat2(TestFileSystem):
-    examples: ClassVar[int] = 25
-
     @asynccontextmanager
     async def open(self, tree: Tree) -> AsyncIterator[FileSystemStore]:
         store = FileSystemStore(str(write(self.place, tree)))
@@ -64,7 +61,6 @@ class TestFileSystemWithoutOpenat2(TestFileSystem):
 
 
 class TestIndex(StoreContract):
-    examples: ClassVar[int] = 50
     place: Path
 
     @asynccontextmanager

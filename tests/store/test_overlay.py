@@ -49,7 +49,6 @@ def _place(request: pytest.FixtureRequest, tmp_path: Path) -> None:
 class TestOverlay(StoreContract):
     """An overlay with half of the tree in each of its stores, and with a file and a directory that are whited out."""
 
-    examples: ClassVar[int] = 50
     place: Path
     walks: ClassVar[bool] = True
 
