@@ -291,7 +291,7 @@ class _Copier:
             self._count(1)
             return True
         if self._files is not None:
-            source = self._files.open_file(item.key)
+            source = self._files.open_file(item.key, info)
             try:
                 self._write_file(directory, item, there, source)
             finally:
@@ -317,7 +317,7 @@ class _Copier:
     def _write_file(self, directory: int, item: _Item, there: Existing, source: int) -> None:
         """Write an entry whose bytes are those of the open file `source`."""
         with contextlib.closing(create(directory, item.folder, item.info)) as file:
-            copy_data(source, file.descriptor, os.fstat(source).st_size, item.key, self._copied)
+            copy_data(source, file.descriptor, item.key, self._copied)
             self._target.place(file, directory, item.folder, item.info, there)
         self._count(1)
 

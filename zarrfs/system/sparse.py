@@ -58,15 +58,18 @@ def write_sparse(descriptor: int, data: Buffer, at: int) -> None:
         write_all(descriptor, view[start:stop], at + start)
 
 
-def copy_data(source: int, to: int, size: int, name: str, copied: Callable[[int], object]) -> None:
-    """Copy the data extents in the first `size` bytes of a file, and set the size of the copy.
+def copy_data(source: int, to: int, name: str, copied: Callable[[int], object]) -> None:
+    """Copy the data extents of a file to a new file.
 
     `copied` is called after each piece with its number of bytes, and may raise to cancel the copy. Raise OSError for a
     failed write, and ReadError about `name` if the source cannot be read or ends early. Source: copy_file_range(2).
     """
     in_kernel = True
     with _reading(name):
-        extents = data_extents(source, size)
+        status = os.fstat(source)
+        size = status.st_size
+        sparse = status.st_blocks * 512 < size
+        extents = data_extents(source, size) if sparse else [(0, size)]
     for start, stop in extents:
         at = start
         while at < stop:
@@ -84,7 +87,8 @@ def copy_data(source: int, to: int, size: int, name: str, copied: Callable[[int]
                 count = write_all(to, data, at) - at
             at += count
             copied(count)
-    os.ftruncate(to, size)
+    if sparse:
+        os.ftruncate(to, size)
 
 
 @contextlib.contextmanager
