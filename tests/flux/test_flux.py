@@ -80,17 +80,13 @@ def in_flux(instances: Instances, tree: Path, script: str, brokers: int = 1, **v
 
 @pytest.mark.parametrize("brokers", [1, 4])
 def test_an_archive_of_flux_is_mounted(instances: Instances, tree: Path, brokers: int) -> None:
-    """Also on a broker other than the one that holds its blobs, and after the helper that loads them is killed."""
+    """Also on a broker other than the one that holds its blobs."""
     script = f"""
         mkdir mnt
         export FLUX_URI=$(echo "$FLUX_URI" | sed s/local-0/local-{brokers - 1}/)
         [ "$(flux getattr rank)" = {brokers - 1} ]
         flux content dropcache
         zarrfs mount flux:sample mnt
-        pid=$(zarrfs stats --json mnt | sed 's/.*"pid": \\([0-9]*\\).*/\\1/')
-        [ -z "$(pgrep -P $pid)" ]
-        cmp tree/hole mnt/hole
-        kill -9 $(pgrep -P $pid)
         diff -r --no-dereference tree mnt
         stat -c '%n %a %Y' tree/* | cut -d/ -f2 >expected
         stat -c '%n %a %Y' mnt/* | cut -d/ -f2 >found

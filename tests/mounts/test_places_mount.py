@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import shutil
-import signal
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -16,7 +14,7 @@ import pytest
 from tests.archives.compiled import blobref, file, put
 from tests.conftest import run
 from tests.fakeflux import FakeFlux
-from tests.mounts.mounting import alive, daemon_pid, eventually, log_of, mounted, until
+from tests.mounts.mounting import log_of, mounted, until
 from tests.mounts.test_semantics import error_of
 from tests.servers import Faulty, Nginx, faulty, nginx
 
@@ -83,20 +81,9 @@ def test_blobs_read_over_http_are_kept_in_the_cache(nginx: Nginx, document: Path
         check_files(root)
 
 
-def test_the_helper_for_a_running_instance_ends_with_the_daemon(flux: FakeFlux, tmp_path: Path) -> None:
-    with mounted("flux:main", tmp_path / "mnt") as root:
-        assert not any(call.startswith("python") for call in flux.calls())  # no blob was read
-        check_files(root)
-        (helper,) = (int(call.split()[1]) for call in flux.calls() if call.startswith("open"))
-    assert not alive(helper)
-    run("mount", "flux:main", root)
-    check_files(root)
-    helper = [int(call.split()[1]) for call in flux.calls() if call.startswith("open")][-1]
-    assert alive(helper)
-    os.kill(daemon_pid(root), signal.SIGKILL)
-    assert eventually(lambda: not alive(helper))
-    subprocess.run(["umount", "-l", root], check=True)
+def test_an_instance_without_a_broker(flux: FakeFlux, tmp_path: Path) -> None:
     flux.stop()
+    (tmp_path / "mnt").mkdir()
     done = run("mount", "flux:main", tmp_path / "mnt")
     assert done.returncode != 0
     assert "Unable to connect to Flux" in done.stderr

@@ -249,7 +249,7 @@ class BlobReader(TargetReader):
 
             self._flux = FluxBlobs()
         async with self._requests:
-            return await self._flux.load(blobref, self._options.request_timeout)
+            return await self._flux.load(blobref, size, self._options.request_timeout)
 
     async def _from_url(self, place: str, blobref: str, size: int) -> Buffer:
         """Fetch a blob in parts that are not cached, because its hash may be found wrong."""

@@ -6,7 +6,6 @@ This module does not import trio, because the child process that compiles archiv
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterable
 
@@ -14,8 +13,6 @@ from zarrfs.errors import UsageError, reason_of
 from zarrfs.store.uri import path_of_uri
 
 NO_BLOBS = "blobs; none given: -o blobs=DIR"  # the end of the warning that files cannot be read
-HELPER = os.path.join(os.path.dirname(__file__), "flux_helper.py")  # the program that loads blobs from Flux
-PROTOCOL = 1  # version of the protocol between flux_blobs.py and the helper
 FLUX = "flux:"  # prefix of documents of the running Flux instance; alone, that instance as a source of blobs
 
 
@@ -32,8 +29,6 @@ def absolute(source: str) -> str:
 
 def _check(source: str) -> None:
     if source == FLUX:
-        if fault := helper_fault():
-            raise _unusable(source, fault)
         return
     if is_flux(source):
         raise _unusable(source, "the running Flux instance is named flux: alone")
@@ -46,22 +41,6 @@ def _check(source: str) -> None:
     except OSError as exc:
         raise _unusable(source, reason_of(exc)) from None
     raise _unusable(source, "not a directory")
-
-
-def helper_fault() -> str:
-    """Return why the helper that loads blobs from Flux cannot be used, or "". Reads its file, without running it."""
-    try:
-        with open(HELPER, encoding="utf-8") as file:
-            found = re.search(r"^PROTOCOL = ([0-9]+)", file.read(), re.MULTILINE)
-    except OSError as exc:
-        return f"{HELPER}: {reason_of(exc)}; install zarrfs again"
-    version = int(found[1]) if found else None
-    return "" if version == PROTOCOL else other_version(version)
-
-
-def other_version(version: int | None) -> str:
-    """Return the message about a helper with another version of the protocol."""
-    return f"{HELPER} speaks version {version} of its protocol, zarrfs version {PROTOCOL}; install zarrfs again"
 
 
 def check_sources(sources: Iterable[str]) -> None:

@@ -23,7 +23,7 @@ from base64 import b64decode
 from collections.abc import Callable
 from typing import Any
 
-from zarrfs.archives.source_kinds import FLUX, helper_fault, is_flux
+from zarrfs.archives.source_kinds import FLUX, is_flux
 from zarrfs.config.options import TABLE, Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import parent
@@ -111,8 +111,6 @@ def _for_blobs(options: Options, blobs: tuple[str, ...]) -> Options:
 def _fetch_flux(source: str, options: Options) -> Document:
     from zarrfs.archives import flux
 
-    if not options.blobs and (fault := helper_fault()):
-        raise SourceError(source, fault)
     data = flux.document(source, options.request_timeout)
     if len(data) > options.document_limit:
         raise SourceError(source, too_large(source, options.document_limit).reason)
