@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import random
+import shutil
 import signal
 import subprocess
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import caches
 from tests.conftest import run
 from tests.faultproxy import FaultProxy
 from tests.faultproxy import proxy as proxy
@@ -73,6 +75,49 @@ def test_blocks_of_one_mount_are_read_from_disk_by_the_next(
         assert hits_of(root) > 0
     assert proxy.counts["GET"] == 0, "blocks on disk were fetched again"
 
+
+
+@pytest.fixture
+def failing_disk(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """Mount a file system in a file; yield its path and the file: once that is cut off, the disk answers EIO."""
+    path, image = tmp_path / "disk", tmp_path / "image"
+    path.mkdir()
+    image.touch()
+    os.truncate(image, 64 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-O", "^has_journal", str(image)], check=True)
+    made = subprocess.run(["losetup", "-f", "--show", "--direct-io=on", str(image)], capture_output=True, text=True)
+    device = made.stdout.strip()
+    if not device:
+        pytest.skip(f"no loop device with direct I/O: {made.stderr}")
+    try:
+        subprocess.run(["mount", device, str(path)], check=True)
+        yield path, image
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=False)
+        subprocess.run(["losetup", "-d", device], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mkfs.ext4"), reason="makes and mounts a file system")
+def test_a_disk_that_fails_causes_one_warning_and_no_error(
+    failing_disk: tuple[Path, Path], nginx: Nginx, tmp_path: Path
+) -> None:
+    """The names of blocks are in the dentry cache, so they can be opened; reading them fails, and writing others."""
+    disk, image = failing_disk
+    values = cut(publish(nginx.plain.root, "failing.bin", 8 << 20), "v", 256 << 10, gap=0)
+    source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/failing.bin": values})
+    options = f"cache_dir={disk}/blocks,prefetch=0B"
+    with mounted(source, tmp_path / "mnt", options) as root:
+        assert read_all(root, whole(values), 8).right == len(values)
+        wait_for(lambda: all_written(disk / "blocks"))
+    subprocess.run(["sync", "-f", str(disk)], check=True)
+    caches.drop("1")
+    os.truncate(image, 0)
+    with mounted(source, tmp_path / "mnt", options) as root:
+        outcome = read_all(root, whole(values), 8)
+        assert (outcome.right, outcome.failed) == (len(values), {})
+        wait_for(lambda: "WARNING" in log_of(root))
+        assert log_of(root).count("WARNING") == 1
+        assert os.strerror(errno.EIO) in log_of(root)
 
 
 # -- daemons that are killed

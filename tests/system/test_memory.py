@@ -86,13 +86,13 @@ def test_the_default_on_this_machine_is_at_most_a_quarter_of_memory() -> None:
 
 _THREADS = """
 import threading
-from zarrfs.system.memory import heap
+from zarrfs.system.memory import tune_heap
 
 def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096
 
-heap()
+tune_heap()
 before, end, turn = resident(), threading.Event(), threading.Lock()
 ended = threading.Semaphore(0)
 
@@ -119,30 +119,3 @@ def test_idle_threads_hold_no_free_memory() -> None:
     found = subprocess.run([sys.executable, "-c", _THREADS], capture_output=True, text=True, check=True)
     assert int(found.stdout) < 64 << 20
 
-
-_HEAP = """
-from zarrfs.system.memory import heap
-
-heap()
-blocks = []
-for _ in range(128):
-    blocks.append(b"1" * (512 << 10))
-    heap().grown()
-large, size = 0, 0
-for line in open("/proc/self/smaps"):
-    name, _, value = line.partition(":")
-    if name == "Size":
-        size = int(value.split()[0]) << 10
-    elif name == "VmFlags" and "hg" in value.split():
-        large += size
-print(large)
-"""
-
-
-@pytest.mark.skipif(
-    not os.path.exists("/sys/kernel/mm/transparent_hugepage/enabled"), reason="this kernel has no large pages"
-)
-def test_the_heap_grows_by_huge_pages() -> None:
-    """64 MiB of blocks are in memory advised for huge pages: VmFlags of /proc/PID/smaps has "hg" (proc(5))."""
-    found = subprocess.run([sys.executable, "-c", _HEAP], capture_output=True, text=True, check=True)
-    assert 60 << 20 < int(found.stdout) < 128 << 20

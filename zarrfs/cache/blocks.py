@@ -23,15 +23,15 @@ from zarrfs.net.request_queue import GAP, RequestQueue
 from zarrfs.net.responses import Entry, Fetched, System
 from zarrfs.net.versions import version_of
 from zarrfs.system.buffers import Buffer
-from zarrfs.system.memory import heap, memory_limit
+from zarrfs.system.memory import memory_limit, tune_heap
 
 if TYPE_CHECKING:
     from zarrfs.cache.diskblocks import DiskBlocks
 
 log = logging.getLogger(__name__)
 
-_LARGE = 128 << 10  # bytes of blocks that make the heap grow
 _UNIT, _UNITS = 256 << 10, 64  # bytes of a unit; units that are fetched ahead at most
+_TINY = 16 << 10  # bytes of the largest value that look() does not keep on disk: to request it again takes as long
 _TOGETHER = 1 << 20  # bytes of the largest block that the queue coalesces with others
 _ENDLESS = 1 << 62  # for the size of a target that is not known yet
 
@@ -41,7 +41,7 @@ class Blocks:
 
     def __init__(self, options: Options) -> None:
         self.ranges = RequestQueue(options, lambda server: self.cache.suspend(server))
-        self._heap = heap()
+        tune_heap()
         self._options = options
         self._pins = Pins(self.ranges)
         self._disk: DiskBlocks | None = None
@@ -96,7 +96,8 @@ class Blocks:
         if found is not None:
             return found
         if self._disk is not None and 2 * taken > wanted.stop - wanted.start and not self.cache.has(key):
-            found = self._disk.find_now(wanted)  # not kept in memory: the page cache has it, and fresh memory is slow
+            # not kept in memory: the page cache has it, and fresh memory is slow
+            found = await self._disk.find_now(wanted)
             if found is not None:
                 return found
         # as move_on_after(), at a third of its cost; the lines after the block run only if the time is over
@@ -124,7 +125,7 @@ class Blocks:
         """
         if self._disk is not None and await self._disk.knows(wanted):
             return None
-        async with self._leased(wanted) as block:
+        async with self._on_disk(wanted) as (block, _):
             found = await self._first(wanted) if block is None else None
             if found is None or found.total is None:
                 return None
@@ -132,7 +133,8 @@ class Blocks:
             entry = Entry("", False, found.total, found.mtime_ns, found.tag, found.html, strong)
             wanted, version = wanted._replace(stop=min(wanted.stop, found.total), expected=entry), version_of(entry)
             self.cache.put_ahead(wanted.key, found.data)
-            if self._disk is not None and found.tag is not None and version is not None:
+            kept = found.tag is not None and len(found.data) > _TINY
+            if self._disk is not None and version is not None and kept:
                 self._disk.write(wanted, found.data, version)
                 self._disk.record(wanted, version)
             return entry
@@ -146,7 +148,7 @@ class Blocks:
         if version is not None:
             self._pins.note_size(wanted, version.size)  # the server may have a longer version by now
             return version.size
-        async with self._leased(wanted) as block:
+        async with self._on_disk(wanted) as (block, _):
             if block is not None:  # another process has fetched it meanwhile
                 return self._pins.size(wanted.at)
             found = await self._first(wanted)
@@ -173,9 +175,6 @@ class Blocks:
                 return await self.ranges.fetch(wanted.system, wanted.path, wanted.start, wanted.stop)
             finally:
                 self.cache.release(holder)
-
-    def _leased(self, wanted: BlockRequest) -> contextlib.AbstractAsyncContextManager[Block | None]:
-        return contextlib.nullcontext() if self._disk is None else self._disk.lease(wanted)
 
     # -- read-ahead
 
@@ -238,20 +237,25 @@ class Blocks:
             if cut is not None:
                 return cut
         together = ahead and wanted.stop - wanted.start <= _TOGETHER
-        if self._disk is not None:
-            block, parts = await self._disk.find(wanted, units, together, stays=not whole)
+        async with self._on_disk(wanted, units, together, stays=not whole) as (block, parts):
             if block is not None:
                 return block
             if parts:
                 for unit, part in zip(units, parts, strict=True):
                     self.cache.put_ahead(unit.key, part)
                 return _cut(wanted, units, parts)
-        if stream is not None:
-            self.fetch_ahead(stream, target, _UNIT)
-        if self._disk is None:
+            if stream is not None:
+                self.fetch_ahead(stream, target, _UNIT)
             return await self._from_server(wanted, ahead)
-        async with self._disk.lease(wanted, together) as block:
-            return await self._from_server(wanted, ahead) if block is None else block
+
+    def _on_disk(
+        self, wanted: BlockRequest, units: Sequence[BlockRequest] = (), together: bool = False, stays: bool = False
+    ) -> contextlib.AbstractAsyncContextManager[tuple[Block | None, list[Block]]]:
+        """Do what DiskBlocks.find() does; without a disk, nothing is found."""
+        nothing: tuple[Block | None, list[Block]] = None, []
+        return (
+            contextlib.nullcontext(nothing) if self._disk is None else self._disk.find(wanted, units, together, stays)
+        )
 
     @staticmethod
     def _units(wanted: BlockRequest, size: int) -> list[BlockRequest]:
@@ -280,8 +284,6 @@ class Blocks:
         await self._pins.prepare(wanted)
         before = self._pins.version(wanted)
         found = await self.ranges.fetch(wanted.system, wanted.path, wanted.start, wanted.stop, ahead)
-        if len(found.data) >= _LARGE:
-            self._heap.grown()
         self._pins.check(wanted, found)
         version = await self._pins.version_to_keep(wanted, found, before)
         if self._disk is not None and version is not None:

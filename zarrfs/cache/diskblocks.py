@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import trio
 
@@ -38,6 +38,19 @@ _FIRST_PAUSE, _LONGEST_PAUSE, _PAUSE = 0.005, 0.25, 0.3  # of a waiter: seconds,
 # A lease holder is too slow after _SLOW times the usual duration of a request (_USUAL seconds before one is known),
 # and at least _SLOW_LEAST seconds; in any case after a quarter of read_timeout=.
 _USUAL, _SLOW, _SLOW_LEAST = 1.5, 10, 5.0
+
+
+class _Found(NamedTuple):
+    """What is on the disk of a version: a block, or the units that contain it; `fresh`: no need to ask the server."""
+
+    version: TargetVersion | None
+    fresh: bool
+    block: Block | None
+    parts: list[Block]
+
+    @property
+    def nothing(self) -> bool:
+        return self.block is None and not self.parts
 
 
 def queue_size(options: Options) -> int:
@@ -82,11 +95,10 @@ class DiskBlocks:
         """Return bytes of a block; None if they are no longer in the page cache, so that it must be verified again."""
         if length > _PASS:
             return await self._in_thread(lambda: self._cache.piece(block, at, length))
-        while not self._pass.take(length):
-            await trio.lowlevel.checkpoint()
+        await self._pass_with(length)
         return self._cache.piece(block, at, length)
 
-    async def version(self, wanted: BlockRequest, together: bool = False) -> TargetVersion | None:
+    async def version(self, wanted: BlockRequest) -> TargetVersion | None:
         """Return the version under which blocks of a target may be on the disk; None if there can be none.
 
         It is the expected or pinned one, or that which the server last reported. If that was too long ago, ask the
@@ -95,7 +107,7 @@ class DiskBlocks:
         version = self._pins.version(wanted)
         if version is not None or self._pins.has_no_version(wanted):
             return version
-        version, fresh = await self._recorded_soon(wanted, together)
+        version, fresh = await self._recorded_soon(wanted)
         if version is None or fresh:
             return version
         await self._pins.confirm(wanted, trio.current_time())
@@ -105,70 +117,132 @@ class DiskBlocks:
         """Return whether blocks of a target may be on the disk, of whatever version."""
         return (await self._recorded_soon(wanted))[0] is not None
 
-    def find_now(self, wanted: BlockRequest) -> Block | None:
-        """Return the block if it can be read from the page cache now; otherwise, or if it is too large, None."""
+    async def find_now(self, wanted: BlockRequest) -> Block | None:
+        """Return the block if the page cache has it; otherwise, or if it is too large, None."""
+        size = wanted.stop - wanted.start
+        if size > LARGE or self._pins.has_no_version(wanted):
+            return None
+        await self._pass_with(size)
         try:
-            version, fresh = self._pins.version(wanted), True
-            if version is None and not self._pins.has_no_version(wanted):
-                version, fresh = self._recorded(wanted, now=True)
-            found = self._look(wanted, version, now=True) if version is not None and fresh else None
+            found = self._look(self._target(wanted), wanted, self._pins.version(wanted), now=True)
         except BlockingIOError:
             return None
-        return found if found is None or self._is_pinned(wanted, version) else None
+        return found.block if found.fresh and self._is_pinned(wanted, found.version) else None
 
+    @contextlib.asynccontextmanager
     async def find(
         self, wanted: BlockRequest, units: Sequence[BlockRequest] = (), together: bool = False, stays: bool = False
-    ) -> tuple[Block | None, list[Block]]:
-        """Return (the block, []), or (None, the `units` that contain it), or (None, []). Raise TargetChanged.
+    ) -> AsyncIterator[tuple[Block | None, list[Block]]]:
+        """Yield (the block, []), or (None, the `units` that contain it), or (None, []). Raise TargetChanged.
+
+        In the last case the caller fetches the block, and holds the lease on it meanwhile. If another process has the
+        lease, wait for its block. If that takes too long, or no lease can be taken, go on without one.
 
         `together`: return at the same time as other such calls, so that requests for neighbours begin together.
-        `stays`: return a BlockOnDisk if the block is large.
+        `stays`: yield a BlockOnDisk if the block is large.
         """
-        version = await self.version(wanted, together)
+        if self._pins.has_no_version(wanted):
+            yield None, []
+            return
+        target, version = self._target(wanted), self._pins.version(wanted)
+        lease = lease_name(target, wanted.start, wanted.stop) if wanted.stop - wanted.start >= _LEASED else None
+
+        def look() -> tuple[_Found, bool | None]:
+            found, held = self._look(target, wanted, version, units, stays=stays), None
+            if found.nothing and lease is not None:
+                held = self._cache.take(lease)
+                if held:  # the last holder may have written it meanwhile
+                    found = self._look(target, wanted, version, units, stays=stays)
+            return found, held
+
+        found, held = await self._in_thread(look, together)
+        if held is False and lease is not None:
+            found, held = await self._wait(lease, look)
+        try:
+            yield (found.block, found.parts) if await self._may_use(wanted, found) else (None, [])
+        finally:
+            if held:
+                self._later(0, self._cache.release, lease)  # when the block is on the disk
+
+    async def _wait(
+        self, lease: str, look: Callable[[], tuple[_Found, bool | None]]
+    ) -> tuple[_Found, bool | None]:  # fmt: skip
+        """Repeat look() until it finds the block or takes the lease. Remove the lease of a holder that is too slow."""
+        began = since = trio.current_time()
+        holder, patience = None, self._patience()
+        while True:
+            await trio.sleep(min(max(_FIRST_PAUSE, (trio.current_time() - began) * _PAUSE), _LONGEST_PAUSE))
+            found, held = await self._in_thread(look)
+            now = trio.current_time()
+            if held is not False or now - began > 2 * patience:
+                return found, held
+            another = await self._in_thread(lambda: self._cache.holder(lease))
+            if another != holder:
+                holder, since = another, now
+            elif now - since >= patience:  # it was killed, or is stopped
+                await self._in_thread(lambda: self._cache.release(lease))
+
+    def _patience(self) -> float:
+        """Return the seconds after which a lease holder is too slow to wait for."""
+        usual = self._usual() or _USUAL
+        return min(max(_SLOW * usual, _SLOW_LEAST), self.options.read_timeout / 4)
+
+    def _look(
+        self, target: str, wanted: BlockRequest, version: TargetVersion | None, units: Sequence[BlockRequest] = (),
+        now: bool = False, stays: bool = False,
+    ) -> _Found:  # fmt: skip
+        """Look for a block, or the units that contain it, of a version; None: the one that the server last reported.
+
+        `now`: raise BlockingIOError instead of waiting for the disk.
+        """
+        fresh, block = True, None
+        parts: list[Block] = []
         if version is None:
-            return None, []
-
-        def look(now: bool) -> tuple[Block | None, list[Block]]:
-            found, parts = self._look(wanted, version, now, stays), []
-            for unit in units if found is None else ():
-                part = self._look(unit, version, now)
+            version, fresh = self._recorded(target, wanted, now)
+        if version is not None:
+            block = self._read(target, wanted, version, now, stays)
+            for unit in units if block is None else ():
+                part = self._read(target, unit, version, now)
                 if part is None:
-                    return None, []
+                    parts = []
+                    break
                 parts.append(part)
-            return found, parts
+        return _Found(version, fresh, block, parts)
 
+    def _read(
+        self, target: str, wanted: BlockRequest, version: TargetVersion, now: bool, stays: bool = False
+    ) -> Block | None:  # fmt: skip
+        stop = min(wanted.stop, version.size)
+        if stop <= wanted.start:
+            return None
+        return self._cache.read(target, version, wanted.start, stop, now, stays)
+
+    async def _recorded_soon(self, wanted: BlockRequest) -> tuple[TargetVersion | None, bool]:
+        target = self._target(wanted)
         try:
-            found = look(now=True)
+            return self._recorded(target, wanted, now=True)
         except BlockingIOError:
-            found = await self._in_thread(lambda: look(now=False), together)
-        return found if found == (None, []) or self._is_pinned(wanted, version) else (None, [])
+            return await self._in_thread(lambda: self._recorded(target, wanted))
 
-    async def _recorded_soon(self, wanted: BlockRequest, together: bool = False) -> tuple[TargetVersion | None, bool]:
-        """Run _recorded(), in a thread if it has to wait for the disk."""
-        try:
-            return self._recorded(wanted, now=True)
-        except BlockingIOError:
-            return await self._in_thread(lambda: self._recorded(wanted), together)
-
-    def _recorded(self, wanted: BlockRequest, now: bool = False) -> tuple[TargetVersion | None, bool]:
+    def _recorded(self, target: str, wanted: BlockRequest, now: bool = False) -> tuple[TargetVersion | None, bool]:
         """Return (the version that the server of a target last reported, whether to use it without asking again)."""
-        found = self._cache.version(self._target(wanted), now)
+        found = self._cache.version(target, now)
         if found is None:
-            return None, False
+            return None, True
         version, seen = found
         fresh = max(time.time() - _VALID, self.options.asked_since) < seen < time.time() + _SKEW
         return version, fresh and not self._pins.is_longer(wanted.at, version.size)
 
-    def _look(
-        self, wanted: BlockRequest, version: TargetVersion, now: bool = False, stays: bool = False
-    ) -> Block | None:  # fmt: skip
-        """Return the block of a version. `now`: raise BlockingIOError instead of waiting for the disk."""
-        stop = min(wanted.stop, version.size)
-        if stop <= wanted.start:
-            return None
-        if now and (stop - wanted.start > LARGE or not self._pass.take(stop - wanted.start)):
-            raise BlockingIOError
-        return self._cache.read(self._target(wanted), version, wanted.start, stop, now, stays)
+    async def _pass_with(self, length: int) -> None:
+        """Wait for a pass of the loop that has room for reading `length` bytes from the page cache."""
+        while not self._pass.take(length):
+            await trio.lowlevel.checkpoint()
+
+    async def _may_use(self, wanted: BlockRequest, found: _Found) -> bool:
+        """Return whether the blocks are of the pinned version; if it was reported too long ago, ask the server."""
+        if found.nothing or not (found.fresh or await self._pins.confirm(wanted, trio.current_time())):
+            return False
+        return self._is_pinned(wanted, found.version)
 
     def _is_pinned(self, wanted: BlockRequest, version: TargetVersion | None) -> bool:
         """Return whether blocks of this version may be used; if no version is pinned or expected, pin this one."""
@@ -199,52 +273,6 @@ class DiskBlocks:
             await trio.to_thread.run_sync(lambda: [job() for job in jobs], limiter=self._threads)
         finally:
             done.set()
-
-    # -- leases
-
-    @contextlib.asynccontextmanager
-    async def lease(self, wanted: BlockRequest, together: bool = False) -> AsyncIterator[Block | None]:
-        """Hold the lease on a block that find() has not found, while the caller fetches it.
-
-        If another process has the lease, wait for it. Yield the block if it is on the disk then. If the lease cannot
-        be taken, or the wait is too long, yield None without it. Raise TargetChanged.
-        """
-        if wanted.stop - wanted.start < _LEASED or self._pins.has_no_version(wanted):
-            yield None
-            return
-        lease = lease_name(self._target(wanted), wanted.start, wanted.stop)
-        held = await self._in_thread(lambda: self._cache.take(lease), together)
-        if held is False:
-            held = await self._wait(lease)
-        if held is None:
-            yield None
-            return
-        try:
-            found, _ = await self.find(wanted, (), together)  # the last holder may have written it meanwhile
-            yield found
-        finally:
-            self._later(0, self._cache.release, lease)  # when the block is on the disk
-
-    async def _wait(self, lease: str) -> bool | None:
-        """Wait until the lease is free, or its holder is too slow, and take it. Return None if it cannot be taken."""
-        began = since = trio.current_time()
-        holder, patience = None, self._patience()
-        while (now := trio.current_time()) - began < 2 * patience:
-            await trio.sleep(min(max(_FIRST_PAUSE, (now - began) * _PAUSE), _LONGEST_PAUSE))
-            held = await self._in_thread(lambda: self._cache.take(lease))
-            if held is not False:
-                return held
-            now, found = trio.current_time(), await self._in_thread(lambda: self._cache.holder(lease))
-            if found != holder:
-                holder, since = found, now
-            elif now - since >= patience:  # it was killed, or is stopped
-                await self._in_thread(lambda: self._cache.release(lease))
-        return None
-
-    def _patience(self) -> float:
-        """Return the seconds after which a lease holder is too slow to wait for."""
-        usual = self._usual() or _USUAL
-        return min(max(_SLOW * usual, _SLOW_LEAST), self.options.read_timeout / 4)
 
     # -- writing
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import mmap
 import os
-from collections.abc import Callable
 
 from zarrfs.config.options import Options
 from zarrfs.system import cgroups
@@ -15,7 +13,6 @@ from zarrfs.system import cgroups
 # M_MMAP_THRESHOLD: bytes from which an allocation is mapped by itself; M_TRIM_THRESHOLD: free bytes kept at the end of
 # a heap; M_ARENA_MAX: number of heaps, by default up to one per thread; M_TOP_PAD: bytes by which a heap grows
 _MALLOPT = ((-3, 32 << 20), (-1, 64 << 20), (-8, 2), (-2, 16 << 20))
-_MADV_HUGEPAGE = 14
 _MOST = 1 << 30  # bytes; upper bound of the default of memory_limit=
 _LEAST = 64 << 20  # bytes; lower bound of that default
 # by cgroup version: files with limits; above memory.high the kernel throttles the process
@@ -61,43 +58,14 @@ def _quarter(machine: int, root: str) -> int:
 
 
 @functools.cache
-def heap() -> Heap:
-    """Return the heap of this process. The first call tunes it."""
-    return Heap()
+def tune_heap() -> None:
+    """Set the heap of the C library to keep freed memory, because new memory from the system is slower: mallopt(3)."""
+    import ctypes
 
-
-class Heap:
-    """The heap of the C library, tuned to keep freed memory and to grow by huge pages.
-
-    New memory from the system is several times slower than reused memory: the first access to 512 KiB takes 200
-    microseconds, in huge pages 40. Without glibc, this class does nothing. Sources: mallopt(3) of glibc, sbrk(2),
-    madvise(2).
-    """
-
-    def __init__(self) -> None:
-        import ctypes
-
-        self._sbrk: Callable[[int], int] | None = None
-        self._end = 0  # address
-        try:
-            library = ctypes.CDLL(None)
-            for parameter, size in _MALLOPT:
-                library.mallopt(parameter, size)
-            sbrk, self._madvise = library.sbrk, library.madvise
-        except (AttributeError, OSError):
-            return
-        sbrk.argtypes, sbrk.restype = [ctypes.c_ssize_t], ctypes.c_void_p
-        self._madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        self._sbrk, self._end = sbrk, sbrk(0)
-
-    def grown(self) -> None:
-        """Request huge pages for the memory by which the heap has grown. Call this after large allocations."""
-        if self._sbrk is None:
-            return
-        start, self._end = self._end, self._sbrk(0)
-        if start < self._end:
-            start -= start % mmap.PAGESIZE
-            self._madvise(start, self._end - start, _MADV_HUGEPAGE)  # fails harmlessly if the kernel has none
+    with contextlib.suppress(AttributeError, OSError):  # not glibc
+        library = ctypes.CDLL(None)
+        for parameter, size in _MALLOPT:
+            library.mallopt(parameter, size)
 
 
 def trim() -> None:

@@ -14,7 +14,7 @@ from zarrfs.concurrency.lru import LRU
 from zarrfs.errors import ReadError
 from zarrfs.store.api import Info, Store, Value
 from zarrfs.system.buffers import Buffer
-from zarrfs.system.memory import heap
+from zarrfs.system.memory import tune_heap
 from zarrfs.views.decoded_cache import DecodedCache
 from zarrfs.views.hierarchy import Node, View
 
@@ -53,7 +53,7 @@ class DecodedView(View):
         super().__init__(store)
         self.cache = DecodedCache(budget)
         self._arrays: LRU[str, FlatArray] = LRU(_OPEN)
-        heap()
+        tune_heap()
 
     def opened(self, key: str, file: File) -> Value:
         """Open `file`, which is at `key`."""

@@ -22,7 +22,7 @@ from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key, split_key
 from zarrfs.store.traversal import resolve
 from zarrfs.store.values import BytesValue
-from zarrfs.system.memory import heap
+from zarrfs.system.memory import tune_heap
 from zarrfs.views.chunknames import ChunkNames
 from zarrfs.views.decoded_cache import DecodedCache
 from zarrfs.views.hierarchy import Node, View
@@ -259,7 +259,7 @@ class TranslatedView(View):
         known = self._inner.use(node.path)
         if known is None or known.node is not node:
             if not self._inner:  # imports numpy
-                heap()
+                tune_heap()
                 await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.chunks")
             from zarrfs.views.chunks import Chunks
 
