@@ -127,7 +127,8 @@ class DiskBlocks:
             found = self._look(self._target(wanted), wanted, self._pins.version(wanted), now=True)
         except BlockingIOError:
             return None
-        return found.block if found.fresh and self._is_pinned(wanted, found.version) else None
+        usable = found.block is not None and found.fresh and self._is_pinned(wanted, found.version)
+        return found.block if usable else None
 
     @contextlib.asynccontextmanager
     async def find(
