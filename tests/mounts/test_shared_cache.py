@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from tests import caches
 from tests.conftest import run
 from tests.faultproxy import FaultProxy
 from tests.faultproxy import proxy as proxy
-from tests.mounts.mounting import all_written, counters_of, daemon_pid, mount_lines, mounted, on_disk
+from tests.mounts.mounting import all_written, counters_of, daemon_pid, log_of, mount_lines, mounted, on_disk
 from tests.mounts.remotevalues import DEAD, Value, cut, document, publish, read_all, wait_for, whole
 from tests.servers import Nginx
 
@@ -75,6 +76,8 @@ def test_blocks_of_one_mount_are_read_from_disk_by_the_next(
         assert hits_of(root) > 0
     assert proxy.counts["GET"] == 0, "blocks on disk were fetched again"
 
+
+# -- disks that fail
 
 
 @pytest.fixture
