@@ -15,15 +15,10 @@ import numpy as np
 import pytest
 import zarr
 
-from tests.mounts.mounting import counters_of, log_of, mounted
+from tests.mounts.mounting import log_of, mounted
 from tests.zarrsamples import DRAFT, ROOT, SAMPLES
 
 Array = np.ndarray[Any, Any]
-
-
-def decoded(mountpoint: Path) -> int:
-    """Return the number of chunks that the mount has decoded."""
-    return int(counters_of(mountpoint)["chunks_decoded_total"])
 
 
 def mapped(path: Path) -> Array:
@@ -53,11 +48,11 @@ def test_numpy_reads_every_sample(tmp_path: Path, source: Path) -> None:
     assert samples
 
 
-def large(path: Path, chunks: tuple[int, ...] = (128, 512), **more: object) -> Array:
-    """Make a store with an array `x` of 8 MiB, by default in 32 chunks; return its values."""
+def large(path: Path) -> Array:
+    """Make a store with an array `x` of 8 MiB in 32 chunks; return its values."""
     items = np.random.default_rng(0).integers(0, 1000, (1024, 2048)).astype("<i4")
     group = zarr.open_group(path, mode="w", zarr_format=2)
-    group.create_array("x", shape=items.shape, chunks=chunks, dtype="<i4", **more)[:] = items
+    group.create_array("x", shape=items.shape, chunks=(128, 512), dtype="<i4")[:] = items
     return items
 
 
@@ -66,15 +61,6 @@ def npy(items: Array) -> bytes:
     out = io.BytesIO()
     np.save(out, items)
     return out.getvalue()
-
-
-def test_a_second_read_decodes_nothing(tmp_path: Path) -> None:
-    items = large(tmp_path / "x.zarr")
-    with mounted(tmp_path / "x.zarr", tmp_path / "mnt", "view=arrays") as mountpoint:
-        assert (np.load(mountpoint / "x.npy") == items).all()
-        assert decoded(mountpoint) == 32
-        assert (np.load(mountpoint / "x.npy") == items).all()
-        assert decoded(mountpoint) == 32
 
 
 def test_a_damaged_chunk_is_eio_on_its_own_pages_only(tmp_path: Path) -> None:
@@ -94,13 +80,6 @@ def test_a_damaged_chunk_is_eio_on_its_own_pages_only(tmp_path: Path) -> None:
         finally:
             os.close(descriptor)
     assert "4.0" in log_of(tmp_path / "mnt")
-
-
-def test_fortran_order_is_mapped_as_it_is_stored(tmp_path: Path) -> None:
-    items = large(tmp_path / "x.zarr", order="F")
-    with mounted(tmp_path / "x.zarr", tmp_path / "mnt", "view=arrays") as mountpoint:
-        assert mapped(mountpoint / "x.npy").flags.f_contiguous
-        assert (mapped(mountpoint / "x.npy") == items).all()
 
 
 def test_arrays_that_are_left_out_are_reported(tmp_path: Path) -> None:

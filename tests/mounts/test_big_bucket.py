@@ -279,27 +279,6 @@ def test_keys_that_no_path_can_have_are_left_out(bucket: Bucket) -> None:
     using(bucket, check)
 
 
-def test_a_listing_allows_for_keys_that_are_added_and_removed(bucket: Bucket) -> None:
-    """No key is listed twice, and no key that stays is missing; a later listing shows the current keys."""
-    bucket.keys = sorted(ARRAY)
-
-    async def check(store: FsspecStore) -> None:
-        listing = store.list_prefix("")
-        seen = [await anext(listing) for _ in range(10)]
-        bucket.keys = [key for key in sorted([*ARRAY, "x/a04/c/9/new"]) if "/c/3/" not in key]
-        seen += [key async for key in listing]
-        assert len(seen) == len(set(seen))
-        assert "a04/c/9/new" in seen
-        assert set(ARRAY) - {"x/" + key for key in seen} <= {key for key in ARRAY if "/c/3/" in key}
-        store.names.ttl = 0.0
-        for directory in ("a04/c/9", "a00/c"):
-            below = [key[len(directory) + 3 :] for key in bucket.keys if key.startswith(f"x/{directory}/")]
-            shown = {key.split("/")[0] for key in below}
-            assert {info.name for info in await listed(store, directory)} == shown
-
-    using(bucket, check)
-
-
 def test_a_walk_through_arrays_does_not_list_each_directory(bucket: Bucket) -> None:
     """The 6,000 keys are 6 pages; the 200 rows, each a directory, need no listings of their own."""
     bucket.keys = sorted(f"x/a{array}/c/{row}/{at}" for array in range(4) for row in range(50) for at in range(30))

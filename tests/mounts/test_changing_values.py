@@ -9,22 +9,14 @@ import os
 import random
 import time
 from collections.abc import Iterator
-from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-import trio
 
 from tests.conftest import run
 from tests.mounts.mounting import counters_of, log_of, mounted
 from tests.mounts.test_semantics import error_of
 from tests.servers import Faulty, Nginx, Web, nginx
-from zarrfs.config.options import Options
-from zarrfs.errors import TargetChanged
-from zarrfs.store.remote import FsspecStore
-from zarrfs.store.traversal import pieces
-from zarrfs.store.unlisted import UnlistedStore
-from zarrfs.store.values import open_sized
 
 __all__ = ["nginx"]
 
@@ -130,26 +122,6 @@ def test_an_unchanged_value_is_fetched_at_most_once_for_three_reads(changing: Ch
             assert (root / "v/0").read_bytes() == changing.value
         assert changing.gets() - before <= 1  # none if the stat has fetched the value
         assert counters_of(root)["opens_total"] == 3
-
-
-def test_pieces_are_of_one_version(changing: Changing) -> None:
-    """A copy that reads a value in pieces fails if the value is replaced in between."""
-
-    async def body() -> None:
-        store = UnlistedStore(FsspecStore(changing.url, Options(prefetch=0, retries=0)))
-        async with aclosing(store):
-            later = pieces(store, "v/0")
-            first = await anext(later)
-            assert first == changing.value[: len(first)]
-            changing.change(3 * SIZE)
-            with pytest.raises(TargetChanged):
-                await anext(later)
-            await store.info("v/0")
-            with pytest.raises(TargetChanged, match=f"had {SIZE}"):
-                await open_sized(store, "v/0", SIZE)
-
-    changing.change(3 * SIZE)
-    trio.run(body)
 
 
 def test_the_current_version_is_copied_up(changing: Changing, tmp_path: Path) -> None:

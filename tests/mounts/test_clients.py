@@ -45,16 +45,6 @@ def check_hierarchy(name: str, root: Path) -> int:
     return len(expected)
 
 
-def test_zarr_python_reads_v2(tmp_path: Path) -> None:
-    with mounted(DATA / "zarr/v2_hier", tmp_path / "mnt") as root:
-        assert check_hierarchy("v2_hier", root) > 10
-
-
-def test_zarr_python_reads_v3(tmp_path: Path) -> None:
-    with mounted(DATA / "zarr/v3_hier", tmp_path / "mnt") as root:
-        assert check_hierarchy("v3_hier", root) > 10
-
-
 def test_h5py_reads_a_whole_file_reference(tmp_path: Path) -> None:
     document = tmp_path / "refs.json"
     source = DATA / "references/data/day0.nc"

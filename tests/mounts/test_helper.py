@@ -214,12 +214,3 @@ def test_secrets_of_fstab_are_not_on_the_daemons_command_line(mnt: Path, system_
     assert b"s3.secret=***,s3.key=***" in shown
     assert "hush" not in mount_lines(mnt)[0]
     subprocess.run(["umount", str(mnt)], check=True)
-
-
-def test_a_bad_option_in_a_configuration_file_prevents_the_mount(mnt: Path, tmp_path: Path) -> None:
-    (tmp_path / "x.toml").write_text("[options]\nretrys = 1\n")
-    done = mount("-t", "zarrfs", STORE, mnt, "-o", f"config={tmp_path}/x.toml")
-    assert done.returncode == 1
-    rule = "[options] retrys: unknown option (did you mean retries?)"
-    assert done.stderr == f"mount.zarrfs: {mnt}: {tmp_path}/x.toml: {rule}\n"
-    assert not mount_lines(mnt)

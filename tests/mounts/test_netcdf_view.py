@@ -134,18 +134,6 @@ def test_cdo_computes_the_statistics_of_the_store(file: Path, wanted: xr.Dataset
     np.testing.assert_allclose(found, wanted["t2m"].mean(("lat", "lon")), atol=0.01)
 
 
-def test_ncks_cuts_out_the_values_of_the_store(file: Path, tmp_path: Path, wanted: xr.Dataset) -> None:
-    tool("ncks", "-O", "-v", "t2m", "-d", "time,3", "-d", "lat,10,20", file, tmp_path / "cut.nc")
-    with xr.open_dataset(tmp_path / "cut.nc") as found:
-        np.testing.assert_array_equal(found["t2m"], wanted["t2m"][3:4, 10:21])
-
-
-def test_h5dump_prints_the_values_and_types(file: Path) -> None:
-    found = tool("h5dump", "-y", "-d", "/lat", "-s", "0", "-c", "3", file)
-    assert "-89, -87, -85" in found
-    assert "H5T_STD_I16BE" in tool("h5dump", "-H", "-d", "/mask", file)
-
-
 def test_a_damaged_chunk_is_an_error_for_its_readers_alone(file: Path) -> None:
     with netCDF4.Dataset(file) as data, h5py.File(file) as other:
         assert (data["bad"][:2] == 1).all()

@@ -268,7 +268,7 @@ def test_an_answer_without_end_is_an_error(answer: Callable[[socket.socket], Non
         server.close()
 
 
-@pytest.mark.parametrize("answer", [endless_headers, endless_status, endless_redirects, one_byte_a_second])
+@pytest.mark.parametrize("answer", [endless_headers, one_byte_a_second])
 def test_a_document_without_end_is_an_error(answer: Callable[[socket.socket], None], tmp_path: Path) -> None:
     """The error message is one line, and nothing is mounted."""
     server = Hostile(answer)

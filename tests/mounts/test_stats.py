@@ -104,21 +104,6 @@ def test_the_attribute_is_large_and_not_listed(mount: Path, tmp_path: Path) -> N
     assert ATTRIBUTE not in os.listxattr(tmp_path / "copy")
 
 
-def test_a_store_behind_a_url_has_the_same_names(nginx: Nginx, tmp_path: Path) -> None:
-    place = nginx.listing.root / "stats.zarr"
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
-    (place / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
-    (place / "value").write_bytes(bytes(SIZE))
-    with mounted(f"{nginx.listing.url}/stats.zarr/", tmp_path / "mnt", "prefetch=0B") as root:
-        os.stat(root / "value")  # the first lookup reads zarr.json
-        before = counters_of(root)
-        assert read(root / "value") == SIZE
-        after = counters_of(root)
-        assert after["read_bytes_total"] - before["read_bytes_total"] == SIZE
-        assert after["network_bytes_total"] - before["network_bytes_total"] == SIZE
-
-
 def test_sources_without_remote_data_have_no_network_lines(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source/x").write_bytes(bytes(SIZE))

@@ -112,22 +112,6 @@ def test_an_sqlite_database_is_intact_after_concurrent_writers(journal: str, pla
     assert rows(place.directory / "upper/d/base.sqlite") == [(count, size)]
 
 
-def test_sqlite_changes_a_database_of_the_source(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    (tmp_path / "upper").mkdir()
-    with sqlite3.connect(tmp_path / "source/base.sqlite") as database:
-        database.execute("CREATE TABLE t (key INTEGER PRIMARY KEY, value TEXT)")
-        database.executemany("INSERT INTO t VALUES (?, ?)", [(n, "x" * n) for n in range(500)])
-    database.close()
-    before = (tmp_path / "source/base.sqlite").read_bytes()
-    with mounted(tmp_path / "source", tmp_path / "mnt", f"upperdir={tmp_path}/upper") as root:
-        with sqlite3.connect(root / "base.sqlite") as database:
-            database.execute("DELETE FROM t WHERE key % 2 = 0")
-        database.close()
-        assert rows(root / "base.sqlite")[0][0] == 250
-    assert (tmp_path / "source/base.sqlite").read_bytes() == before
-
-
 # -- trees
 
 
