@@ -112,7 +112,7 @@ def of_s3(profile: str | None) -> Find:
     try:
         from botocore.session import Session
     except ImportError:
-        rule = "no key is given (-o s3.key=,s3.secret=); zarrfs[s3] finds profiles and roles, s3.anon=true needs none"
+        rule = "no key is given (-o s3.key=,s3.secret=); the extra s3 finds profiles; s3.anon=true needs none"
         raise LookupError(rule) from None
     session = Session(profile=profile)
     settings = session.get_scoped_config()
@@ -153,8 +153,8 @@ def of_google(token: object) -> Find:
         request: Any = importlib.import_module("google.auth.transport.requests").Request()
     except ImportError:
         if token is not None:
-            raise LookupError("zarrfs[gcs] is needed to log in") from None
-        log.info("gs: read anonymously: zarrfs[gcs] finds credentials")
+            raise LookupError("the extra gcs of zarrfs is needed to log in") from None
+        log.info("gs: read anonymously: the extra gcs finds credentials")
         return Access
     given: Any = {"scopes": [_GOOGLE_SCOPE]}
     try:
@@ -185,8 +185,8 @@ def of_azure(options: Mapping[str, Any]) -> Find:
         from azure.identity import ClientSecretCredential, DefaultAzureCredential
     except ImportError:
         if all(given.values()):
-            raise LookupError("zarrfs[azure] is needed to log in") from None
-        log.info("az: read anonymously: zarrfs[azure] finds credentials")
+            raise LookupError("the extra azure of zarrfs is needed to log in") from None
+        log.info("az: read anonymously: the extra azure finds credentials")
         return Access
     login = ClientSecretCredential(**given) if all(given.values()) else DefaultAzureCredential()
 

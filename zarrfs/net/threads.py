@@ -241,7 +241,7 @@ def class_of(protocol: str) -> Any:
     except ValueError:
         raise ReadError(f"{protocol}://", f"the protocol {protocol!r} is unknown") from None
     except ImportError as exc:
-        hint = "sshfs: pip install 'zarrfs[sftp]'" if protocol in SSH else str(exc)
+        hint = "sshfs: it comes with zarrfs's extra sftp (docs/install.md)" if protocol in SSH else str(exc)
         raise ReadError(f"{protocol}://", f"{protocol} needs the package {hint}") from None
 
 

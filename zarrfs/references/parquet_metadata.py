@@ -50,7 +50,8 @@ def is_parquet_layout(document: bytes) -> bool:
 def check_package(source: str) -> None:
     """Raise SourceError if pyarrow is not installed."""
     if importlib.util.find_spec("pyarrow") is None:
-        raise SourceError(source, "the Parquet layout needs the package pyarrow: pip install 'zarrfs[parquet]'")
+        rule = "the Parquet layout needs the package pyarrow: it comes with zarrfs's extra parquet (docs/install.md)"
+        raise SourceError(source, rule)
 
 
 def json_text(value: object) -> bytes:

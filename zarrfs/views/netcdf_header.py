@@ -47,7 +47,7 @@ def missing_package() -> str | None:
     """Return a message that names the package to install for headers; None if it is installed."""
     from importlib.util import find_spec
 
-    return None if find_spec("h5py") else "needs the package h5py: pip install 'zarrfs[netcdf]'"
+    return None if find_spec("h5py") else "needs the package h5py: it comes with the extra netcdf (docs/install.md)"
 
 
 async def build(description: bytes, key: str) -> bytes:
