@@ -21,7 +21,7 @@ import pytest
 
 from tests import caches
 from tests.conftest import DATA, run
-from tests.mounts.mounting import daemon_pid, log_of, mount_lines, mounted, until
+from tests.mounts.mounting import counters_of, daemon_pid, log_of, mount_lines, mounted, until
 
 HERE = Path(__file__).parent
 DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
@@ -47,19 +47,6 @@ def error_of(call: object, *arguments: object) -> int | None:
     except OSError as exc:
         return exc.errno
     return None
-
-
-def counters(root: Path) -> dict[str, int]:
-    """Return the daemon's counters, which it logs on SIGUSR1."""
-    before = log_of(root).count("statistics: ")
-    os.kill(daemon_pid(root), signal.SIGUSR1)
-    for _ in range(200):
-        lines = [line for line in log_of(root).splitlines() if "statistics: " in line]
-        if len(lines) > before:
-            found: dict[str, int] = json.loads(lines[-1][lines[-1].index("{") :])
-            return found
-        time.sleep(0.01)
-    raise AssertionError("the daemon does not answer SIGUSR1")
 
 
 def kernel_answers(root: Path, call: Callable[[], object]) -> bool:
@@ -208,9 +195,9 @@ def test_a_second_read_sends_no_request_to_the_daemon(tmp_path: Path) -> None:
             for name in ("x", "y"):
                 with (root / "d" / name).open("rb") as file:
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # a busy machine may do this too
-            before = counters(root)
+            before = counters_of(root)
             assert ((root / "d/x").read_bytes(), (root / "d/y").read_bytes(), os.stat(root / "d/x")) == first
-            after = counters(root)
+            after = counters_of(root)
         assert after["reads_total"] == before["reads_total"]
         assert kernel_answers(root, lambda: os.stat(root / "d/x"))
 
@@ -307,7 +294,7 @@ def test_without_root_the_rest_of_a_value_is_pushed_into_the_page_cache(tmp_path
         requests = [0]
         for number in range(16):
             assert (mnt / f"v{number}").read_bytes() == target.read_bytes()[number : number + (4 << 20) - 16]
-            requests.append(counters(mnt)["reads_total"])
+            requests.append(counters_of(mnt)["reads_total"])
             time.sleep(0.05)  # the daemon finds out after mounting that it cannot raise the read-ahead
         assert min(after - before for before, after in pairwise(requests)) < 4  # instead of 32
     finally:

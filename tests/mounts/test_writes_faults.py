@@ -30,7 +30,7 @@ __all__ = ["faulty", "nginx", "proxy"]
 
 LARGE = 4 << 20
 KILLS = 3
-STEPS = 40
+STEPS = 25
 
 
 def sample(directory: Path, size: int = LARGE) -> Path:

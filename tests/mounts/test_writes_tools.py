@@ -122,8 +122,8 @@ def test_git_repositories_are_intact_after_a_remount(place: Place) -> None:
         sh("git", "init", "-q", cwd=work)
         sh("git", "add", ".", cwd=work)
         sh("git", *identity, "commit", "-q", "-m", "one", cwd=work)
-        for number in range(15):
-            (work / f"file{number % 10}").write_text(f"{number}\n" * 50)
+        for number in range(5):
+            (work / f"file{number % 3}").write_text(f"{number}\n" * 50)
             sh("git", "add", "-A", cwd=work)
             sh("git", *identity, "commit", "-q", "-m", str(number), cwd=work)
         sh("git", "clone", "-q", work, root / "clone", cwd=root)
@@ -135,7 +135,7 @@ def test_git_repositories_are_intact_after_a_remount(place: Place) -> None:
         for directory in (root / "d", root / "clone"):
             sh("git", "fsck", "--full", "--strict", cwd=directory)
             assert sh("git", "status", "--porcelain", cwd=directory) == ""
-        assert len(sh("git", "log", "--oneline", cwd=root / "d").splitlines()) == 17
+        assert len(sh("git", "log", "--oneline", cwd=root / "d").splitlines()) == 7
         sh("git", "pull", "-q", cwd=root / "clone")
         assert (root / "clone/moved/part").read_bytes() == (root / "d/moved/part").read_bytes()
 

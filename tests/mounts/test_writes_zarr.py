@@ -26,7 +26,7 @@ from tests.mounts.mounting import mounted
 from tests.mounts.treemodel import differences, snapshot
 
 BOUNDS = settings(
-    max_examples=4,
+    max_examples=3,
     stateful_step_count=20,
     derandomize=True,  # random examples have taken more than five minutes
     deadline=None,
