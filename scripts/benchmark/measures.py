@@ -57,16 +57,16 @@ class Result:
 
 
 def interleaved(rounds: int, samplers: dict[str, Sampler]) -> dict[str, list[float]]:
-    """Take `rounds` samples of each, in turns; stop sampling one that raises Unavailable."""
+    """Take `rounds` samples of each, in turns; drop all samples of one that fails."""
     samples: dict[str, list[float]] = {name: [] for name in samplers}
     running = dict(samplers)
     for _ in range(rounds):
         for name, sampler in list(running.items()):
             try:
                 samples[name].append(sampler())
-            except peers.Unavailable as exc:
-                print(f"bench: {name} cannot run here: {exc}", file=sys.stderr)
-                del running[name]
+            except Exception as exc:
+                print(f"bench: {name} cannot run here: {exc}", file=sys.stderr, flush=True)
+                del running[name], samples[name][:]
     return samples
 
 

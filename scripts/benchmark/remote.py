@@ -6,12 +6,11 @@ Limits apply at 30 ms of latency per request; the figures without latency have n
 from __future__ import annotations
 
 import random
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 
 import remote_peers
-from measures import Result, Sampler
+from measures import Result, Sampler, interleaved
 from remote_data import CHUNK, COLUMNS, HTTPS, ROWS, SERVERS, TINY, Server, Tree, chunk
 from remote_peers import Contender, Piece, Place
 
@@ -52,20 +51,6 @@ def rate(tree: Tree, contender: Contender, server: Server, jobs: Jobs) -> Sample
     return sample
 
 
-def in_turns(rounds: int, samplers: dict[str, Sampler]) -> dict[str, list[float]]:
-    """Take `rounds` samples of each, in turns; drop all samples of one that fails with any exception."""
-    samples: dict[str, list[float]] = {name: [] for name in samplers}
-    running = dict(samplers)
-    for _ in range(rounds):
-        for name, sampler in list(running.items()):
-            try:
-                samples[name].append(sampler())
-            except Exception as exc:
-                print(f"bench: {name} failed: {exc}", file=sys.stderr, flush=True)
-                del running[name], samples[name][:]
-    return samples
-
-
 def result(
     what: str, unit: str, ours: list[float], against: str, theirs: list[float], limit: float | None = None
 ) -> Result:
@@ -88,7 +73,7 @@ def measure_chunks(tree: Tree, rounds: int) -> Iterator[Result]:
     for server in SERVERS:
         for readers, count, https, http in ((32, 300, 0.8, 0.85), (8, 300, 0.85, 0.9), (1, 60, 0.9, 0.95)):
             jobs = chunks(count, readers)
-            samples = in_turns(
+            samples = interleaved(
                 rounds,
                 {
                     "zarrfs": rate(tree, remote_peers.zarrfs(), server, jobs),
@@ -104,7 +89,7 @@ def measure_grid(tree: Tree, rounds: int) -> Iterator[Result]:
     in_order: list[Piece] = [(chunk(number), 0, CHUNK) for number in range(300)]
     for server in SERVERS:
         few = [in_order[:60]]  # enough for peers without read-ahead, whose rate is constant
-        samples = in_turns(
+        samples = interleaved(
             rounds,
             {
                 "zarrfs": rate(tree, remote_peers.zarrfs(), server, [in_order]),
@@ -120,7 +105,7 @@ def measure_big(tree: Tree, rounds: int) -> Iterator[Result]:
     parts = [("big", at, min(BLOCK, tree.size - at)) for at in range(0, tree.size, BLOCK)]
     whole: Jobs = [[("big", 0, tree.size)]]
     for server in SERVERS:
-        samples = in_turns(
+        samples = interleaved(
             rounds,
             {
                 "zarrfs": rate(tree, remote_peers.zarrfs(), server, whole),
@@ -143,7 +128,7 @@ def measure_tiny(tree: Tree, rounds: int) -> Iterator[Result]:
         return sample
 
     for server in SERVERS:
-        samples = in_turns(rounds, {"zarrfs": copied(remote_peers.zarrfs(), server)})
+        samples = interleaved(rounds, {"zarrfs": copied(remote_peers.zarrfs(), server)})
         what = f"{server}: cp -r of {TINY:,} tiny references"
         yield Result(what, "values/s", samples["zarrfs"], limit=limit(server, 2000, 2500))
 
@@ -165,7 +150,7 @@ def measure_disk(tree: Tree, rounds: int) -> Iterator[Result]:
                 again.append(rate(tree, contender, HTTPS, jobs)())
                 return first
 
-        samples = in_turns(
+        samples = interleaved(
             rounds,
             {
                 "cached": cached,
@@ -203,7 +188,7 @@ def measure_memory(tree: Tree, rounds: int) -> Iterator[Result]:
         return (place.cpu() - before) / remote_peers.total(jobs) * remote_peers.GB
 
     ours = remote_peers.zarrfs(f"memory_limit={MEMORY_LIMIT}MiB")
-    samples = in_turns(rounds, {"zarrfs": sampler("zarrfs", ours)})
+    samples = interleaved(rounds, {"zarrfs": sampler("zarrfs", ours)})
     for work in works:
         what = f"{HTTPS}: daemon CPU, {work}"
         yield Result(what, "s/GB", used.get(("zarrfs", work), []), limit=1.6, at_most=True)
