@@ -341,14 +341,14 @@ def test_a_named_file_replaces_the_users_file(
     monkeypatch.setenv("ZARRFS_CONFIG", str(named))
     assert held().retries == 3
     assert held("config=/dev/null").retries == 1
-    assert [one.outcome for one in configuration.files()] == ["read", "read"]
+    assert [outcome for _, outcome in configuration.files()] == ["read", "read"]
     assert refused("config=/nonexistent") == "/nonexistent: no such file or directory"
     assert refused(f"config={user.parent}") == f"{user.parent}: is a directory"
 
 
 def test_missing_files_change_nothing(user: Path) -> None:
     assert held() == Options()
-    assert [one.outcome for one in configuration.files()] == ["missing", "missing"]
+    assert [outcome for _, outcome in configuration.files()] == ["missing", "missing"]
 
 
 SECRETS = [
@@ -402,7 +402,7 @@ def test_an_unreadable_system_file_is_ignored() -> None:
     code = (
         "import os, sys, tomllib; from zarrfs.config import effective as c, file; c.SYSTEM = sys.argv[1];"
         "os.setuid(1234); os.environ['XDG_CONFIG_HOME'] = '/nonexistent';"
-        "print(c.settings([]).parsed.options.retries, c.files()[0].outcome)"
+        "print(c.settings([]).parsed.options.retries, c.files()[0][1])"
     )
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)

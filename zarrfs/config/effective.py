@@ -31,13 +31,6 @@ class Layer(NamedTuple):
     assignments: Assignments
 
 
-class FileLookup(NamedTuple):
-    """A configuration file and the outcome of reading it: "read", "missing", or why it cannot be used."""
-
-    path: str
-    outcome: str
-
-
 class Settings(NamedTuple):
     """The effective options of one command."""
 
@@ -70,7 +63,7 @@ def settings(
     layers: list[Layer] = []
     places = [*sources]
     for path, kind in _paths(given.values.get("config")):
-        _found, file = _look(path, kind)
+        _, file = _look(path, kind)
         if file is not None:
             layers.append(Layer(file.options.origin, file.options.assignments))
             for number, source in reversed([*enumerate(sources)]):  # sections of the first source win
@@ -80,9 +73,12 @@ def settings(
     return Settings(parsed, places, layers)
 
 
-def files(named: str | None = None) -> list[FileLookup]:
-    """Return the configuration files, the weakest first. `named` is the file of --config, if given."""
-    return [_look(path, kind)[0] for path, kind in _paths(named)]
+def files(named: str | None = None) -> list[tuple[str, str]]:
+    """Return the configuration files, the weakest first, each with "read", "missing", or why it cannot be used.
+
+    `named` is the file of --config, if given.
+    """
+    return [(path, _look(path, kind)[0]) for path, kind in _paths(named)]
 
 
 def unknown_variables() -> list[str]:
@@ -122,18 +118,18 @@ def _paths(named: str | None) -> list[tuple[str, str]]:
     return [(SYSTEM, "system"), *([(path, "user")] if os.path.isabs(path) else [])]
 
 
-def _look(path: str, kind: str) -> tuple[FileLookup, ConfigFile | None]:
+def _look(path: str, kind: str) -> tuple[str, ConfigFile | None]:
     """Read a configuration file if it exists. Raise UsageError if it cannot be used."""
     if kind != "named" and not os.path.lexists(path):  # before the TOML parser is imported
-        return FileLookup(path, "missing"), None
+        return "missing", None
     from zarrfs.config.file import read_file
 
     try:
-        return FileLookup(path, "read"), read_file(path, owned=kind == "user")
+        return "read", read_file(path, owned=kind == "user")
     except OSError as exc:
         reason = reason_of(exc)
     if kind == "system" and not os.access(path, os.R_OK):
-        return FileLookup(path, f"not for this user: {reason}"), None
+        return f"not for this user: {reason}", None
     raise UsageError(f"{path}: {reason}")
 
 
