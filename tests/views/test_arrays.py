@@ -178,27 +178,6 @@ def test_an_array_at_the_root_of_its_store_is_named_array(tmp_path: Path) -> Non
     with_view(tmp_path, check)
 
 
-def test_an_array_that_grows_is_an_error_until_a_new_view(tmp_path: Path) -> None:
-    root = zarr.open_group(tmp_path, mode="w", zarr_format=2)
-    small(root, "x")
-
-    async def main() -> None:
-        async with view_of(tmp_path) as view:
-            assert bytes(await view.get("x.npy")) == npy(3)
-            array = zarr.open_array(tmp_path / "x", mode="r+")
-            array.resize((6,))
-            array[3:] = [3, 4, 5]
-            small(root, "y")
-            await trio.sleep(1.1)  # documents are looked at once a second
-            with pytest.raises(TargetChanged, match="x has changed"):
-                await view.get("x.npy")
-            assert bytes(await view.get("y.npy")) == npy(3)
-        async with view_of(tmp_path) as view:
-            assert bytes(await view.get("x.npy")) == npy(6)
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
-
-
 @pytest.mark.parametrize(
     ("key", "change"),
     [
@@ -229,28 +208,6 @@ def test_an_open_array_whose_layout_changes_is_an_error(key: str, change: dict[s
             assert value.info.identity not in (None, again.info.identity)  # so the kernel shares no pages between them
             listed = {info.name: info.identity async for info in view.list_dir("")}
             assert listed[key] == again.info.identity == (await view.info(key)).identity
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
-
-
-def test_nested_chunks_that_appear_under_an_open_array_are_an_error_and_not_fill_values(tmp_path: Path) -> None:
-    """Old documents do not tell whether chunks are nested: an array without chunks may turn out to be."""
-    about = {"zarr_format": 2, "shape": [2, 2], "chunks": [2, 2], "dtype": "|u1", "fill_value": 0, "order": "C"}
-    (tmp_path / "x").mkdir()
-    (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')
-    (tmp_path / "x/.zarray").write_text(json.dumps(about | {"compressor": None, "filters": None}))
-
-    async def main() -> None:
-        async with view_of(tmp_path) as view:
-            value = await view.open("x.npy")
-            assert bytes(await value.read(value.size - 4, 4)) == bytes(4)
-            (tmp_path / "x/0").mkdir()
-            (tmp_path / "x/0/0").write_bytes(b"1234")
-            await trio.sleep(1.1)
-            with pytest.raises(TargetChanged, match="x has changed"):
-                await value.read(value.size - 4, 4)
-        async with view_of(tmp_path) as view:
-            assert bytes(await view.get("x.npy"))[-4:] == b"1234"
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import zipfile
 import zlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,10 @@ from tests.store.contract import keys
 from tests.views.arraystores import items_of, read_array
 from tests.views.viewstores import GROUP_2, GROUP_3, v2, v3, written
 from zarrfs.config.options import Options
-from zarrfs.errors import AccessDenied, ReadError, TargetChanged
+from zarrfs.errors import ReadError, TargetChanged
 from zarrfs.sources import open_source
-from zarrfs.store.api import Info
-from zarrfs.store.directory import FileSystemStore
 from zarrfs.views.arrays import ArraysView
-from zarrfs.views.hierarchy import Hierarchy
 from zarrfs.views.translated import TranslatedView
-from zarrfs.zarr.keys import FLAT, NESTED, KeyTemplate
-from zarrfs.zarr.model import ArrayMetadata
 
 
 def metadata(**nodes: Any) -> bytes:
@@ -152,42 +146,6 @@ def test_old_nested_chunks_are_found_by_a_listing(nginx: Nginx, s3: S3, place: s
         url = f"s3://{s3.bucket}/sparsely-nested"
 
     assert int(read_array(url, "x", Options(retries=0, storage={"s3": s3.options})).sum()) == 100
-
-
-class Bucket(FileSystemStore):
-    """A directory store that claims to be remote, and counts the entries that it lists."""
-
-    remote = True
-    listed = 0
-    denied = False
-
-    async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
-        if self.denied:
-            raise AccessDenied(prefix, "403")
-        async for info in super().list_dir(prefix, after):
-            self.listed += 1
-            yield info
-
-
-@pytest.mark.parametrize(("chunks", "keys"), [("3.", FLAT), ("3/", NESTED)])
-@pytest.mark.parametrize("denied", [False, True])
-def test_the_first_chunk_in_a_listing_selects_flat_or_nested_keys(
-    tmp_path: Path, chunks: str, keys: KeyTemplate, denied: bool
-) -> None:
-    tree = {f"x/{chunks}{number}": b"x" for number in range(50)}
-    base = written(tmp_path, tree | {"x/.zarray": v2(shape=[1000, 1000])})
-
-    async def main() -> None:
-        store = Bucket(str(base))
-        store.denied = denied
-        node = await Hierarchy(store).node("x")
-        assert node is not None
-        assert isinstance(node.metadata, ArrayMetadata)
-        assert node.metadata.keys == (FLAT if denied else keys)
-        assert store.listed == (0 if denied else 2)  # the document, and one chunk or directory
-        await store.aclose()
-
-    trio.run(main)
 
 
 @pytest.mark.parametrize("generation", [2, 3])

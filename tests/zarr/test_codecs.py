@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numcodecs
@@ -262,42 +261,6 @@ def test_a_chunk_larger_than_memory_is_refused() -> None:
         decode_chunk(array_of("|u1", (1 << 25, 1 << 25), ("bytes", {}), ("zstd", {})), claim)
 
 
-def test_threads_decode_in_parallel() -> None:
-    values = np.arange(30000, dtype="<i4").reshape(100, 300)
-    pairs = []
-    for compressor in filter(None, V2_COMPRESSORS):
-        name = f"numcodecs.{compressor.codec_id}"
-        array = array_of("<i4", values.shape, ("bytes", {"endian": "little"}), (name, _configuration(compressor)))
-        pairs.append((array, bytes(compressor.encode(values))))
-    with ThreadPoolExecutor(8) as pool:
-        for found in pool.map(lambda pair: decode_chunk(*pair), pairs * 8):
-            assert np.array_equal(found, values)
-
-
-def test_an_uncompressed_chunk_is_not_copied() -> None:
-    values = np.arange(12, dtype="<i4")
-    found = decode_chunk(array_of("<i4", (3, 4), ("bytes", {"endian": "little"})), memoryview(values.tobytes()))
-    assert found.base is not None
-    assert not found.flags.owndata
-    assert found.tolist() == values.reshape(3, 4).tolist()
-
-
-def test_v3_byte_order_is_converted() -> None:
-    stored = np.arange(6, dtype=">i4").tobytes()
-    found = decode_chunk(array_of("<i4", (6,), ("bytes", {"endian": "big"})), stored)
-    assert found.dtype == np.dtype("<i4")
-    assert found.tolist() == [0, 1, 2, 3, 4, 5]
-
-
-def test_v3_filters_get_values_in_any_byte_order() -> None:
-    stored = np.array([300, 1, 1, 2], dtype=">i2").tobytes()
-    codecs = (("numcodecs.delta", {"dtype": "<i2"}), ("bytes", {"endian": "big"}))
-    for dtype in ("<i2", ">i2"):
-        found = decode_chunk(array_of(dtype, (2, 2), *codecs), stored)
-        assert found.dtype == np.dtype(dtype)
-        assert found.tolist() == [[300, 301], [302, 304]]
-
-
 @pytest.mark.parametrize(
     ("dtype", "codec", "items"),
     [
@@ -332,17 +295,6 @@ def test_a_filter_before_a_transposition_gets_items_in_order(
 def test_damaged_filter_output_is_an_error(dtype: str, codec: tuple[str, Any], data: bytes, says: str) -> None:
     with pytest.raises(CodecError, match=says):
         decode_chunk(array_of(dtype, (3,), codec, generation="v2"), data)
-
-
-@pytest.mark.parametrize("dtype", ["<f2", "<f8", "|i1", "<U2"])
-def test_json_of_items_of_a_fixed_size_is_refused(dtype: str) -> None:
-    (reason,) = check_codecs(array_of(dtype, (3,), ("numcodecs.json2", {}), generation="v2"))
-    assert "holds objects" in reason
-
-
-def test_an_id_in_the_configuration_does_not_select_the_codec() -> None:
-    array = array_of("<i4", (3,), ("numcodecs.delta", {"id": "pickle", "dtype": "<i4"}), ("bytes", {}))
-    assert decode_chunk(array, np.array([5, 1, 1], "<i4").tobytes()).tolist() == [5, 6, 7]
 
 
 @pytest.mark.parametrize("encoding", ["punycode", "idna", "utf-7", "rot13", "unicode_escape", 5, None])

@@ -10,9 +10,7 @@ import google_crc32c
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
+from zarr.codecs import BytesCodec, ShardingCodec
 from zarr.storage import MemoryStore
 
 from tests.zarr.chunks import array_of, assembled, parsed
@@ -36,53 +34,6 @@ def index(*entries: int) -> bytes:
     return data + struct.pack("<I", google_crc32c.value(data))
 
 
-def stored(array: ArrayMetadata, parts: dict[str, bytes]) -> np.ndarray[Any, Any]:
-    """Assemble a sharded array from its inner chunks, read one by one from `parts`."""
-    sharding = sharding_of(array)
-    assert sharding is not None
-    inner = sharding.inner
-    out = np.zeros(array.shape, array.dtype.numpy())
-    for number in range(inner.grid.size):
-        at = inner.grid.index(number)
-        shard, place = sharding.shard(at)
-        data = parts.get(array.keys.key(shard))
-        if data is None:
-            continue
-        start, stop = sharding.index_range(len(data))
-        assert stop - start == sharding.index_length
-        where = sharding.read_index(data[start:stop], len(data))[place]
-        if where is None:
-            continue
-        chunk = decode_chunk(inner, data[where[0] : where[0] + where[1]])
-        region = tuple(slice(i * n, (i + 1) * n) for i, n in zip(at, inner.grid.chunks, strict=True))
-        out[region] = chunk[tuple(slice(0, extent) for extent in out[region].shape)]
-    return out
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.data())
-def test_inner_chunks_read_one_by_one_equal_the_array(data: st.DataObject) -> None:
-    shape = tuple(data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=3)))
-    least = tuple(data.draw(st.integers(1, 2)) for _ in shape)
-    inner = tuple(extent * data.draw(st.integers(1, 2)) for extent in least)
-    chunks = tuple(extent * data.draw(st.integers(1, 3)) for extent in inner)
-    codec = ShardingCodec(
-        chunk_shape=inner,
-        codecs=[BytesCodec(), ZstdCodec()],
-        index_location=data.draw(st.sampled_from(["start", "end"])),
-        index_codecs=[BytesCodec(), *([Crc32cCodec()] if data.draw(st.booleans()) else [])],
-    )
-    store = MemoryStore()
-    written = zarr.create(shape, chunks=chunks, dtype="<i4", zarr_format=3, codecs=[codec], store=store, fill_value=0)
-    values = np.arange(written.size, dtype="<i4").reshape(shape)
-    values[tuple(slice(0, extent // 2) for extent in shape)] = 0  # so that some chunks are missing
-    written[...] = values
-    parts = {key: held.to_bytes() for key, held in store._store_dict.items()}
-    array = parsed(parts.get)
-    assert np.array_equal(assembled(array, parts.get), values)
-    assert np.array_equal(stored(array, parts), values)
-
-
 def test_shards_within_shards_are_read() -> None:
     shape, middle, least = (8, 8), (4, 4), (2, 2)
     nested = ShardingCodec(chunk_shape=middle, codecs=[ShardingCodec(chunk_shape=least, codecs=[BytesCodec()])])
@@ -97,14 +48,6 @@ def test_shards_within_shards_are_read() -> None:
     assert (inner.grid.chunks, inner.grid.counts, inner.codecs[0].name) == (middle, (2, 2), "sharding_indexed")
     assert inner_array(inner).grid.chunks == least  # type: ignore[union-attr]
     assert np.array_equal(assembled(array, parts.get), values)
-    assert np.array_equal(stored(array, parts), values)
-
-
-def test_pipelines_without_separate_inner_chunks_have_no_sharding() -> None:
-    array = sharded((4,), (2,))
-    (sharding,) = array.codecs
-    assert sharding_of(array_of("<u2", (4,), ("bytes", {}))) is None
-    assert sharding_of(dataclasses.replace(array, codecs=(sharding, array.codecs[0]._replace(name="zstd")))) is None
 
 
 def test_missing_inner_chunks_are_the_fill_value() -> None:

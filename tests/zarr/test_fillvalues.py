@@ -41,24 +41,6 @@ def filled(fill: bytes | None, fill_object: JSON, dtype: dtypes.DataType) -> Arr
 
 
 @pytest.mark.parametrize(
-    ("value", "text", "expected"),
-    [
-        (0, "|S3", b"0".hex() + "0000"), (1.5, "|S6", b"1.5".hex() + "000000"), (0, "<U2", "3000000000000000"),
-        ("abcd", "|S4", b"abcd".hex()), (0, ">U2", "0000003000000000"), ("é€x", "<U2", "e9000000ac200000"),
-        (math.nan, "<f4", "0000c07f"), ("NaN", "<f4", "0000c07f"), (-math.inf, ">f8", "fff0000000000000"),
-        (1e300, "<f4", "0000807f"), (1, "<f2", "003c"), (3.0, "<i4", "03000000"), ("3", "<i4", "03000000"),
-        (0.0, "|b1", "00"), (True, "|b1", "01"), (2, "<c8", "0000004000000000"), (5, "<M8[s]", "0500000000000000"),
-        ("1970-01-02", ">M8[D]", "0000000000000001"), ("NaT", "<m8[s]", "0000000000000080"), (0, "|V3", "000000"),
-        (b"ab", "|S3", "616200"), (b"ab", "|V2", "6162"), (0, [["a", "|i1"], ["b", ">i2"]], "000000"),
-    ],
-)  # fmt: skip
-def test_v0_and_v1_values_are_as_the_release_reads_them(value: Any, text: Any, expected: str) -> None:
-    fill, fill_object = from_v2(fill_in_v2(value, data_type(text)), data_type(text))
-    assert fill is not None
-    assert (fill.hex(), fill_object) == (expected, None)
-
-
-@pytest.mark.parametrize(
     ("value", "text"),
     [
         (1 << 64, "<i8"), (10**400, "<f8"), (10**400, "<i4"), (1 << 64, "<M8[s]"), ([], "<m8[s]"), ({}, "<i4"),

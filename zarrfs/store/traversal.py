@@ -85,6 +85,19 @@ async def resolve(store: Store, key: str, sized: bool = True) -> tuple[str, Info
     raise ReadError(key, NOWHERE)
 
 
+async def followed_info(store: Store, key: str, info: Info, sized: bool = True) -> tuple[str, Info]:
+    """Return (key, Info) of the target of a link, or of the entry itself if it is none.
+
+    A link that cannot be followed is an unreadable file.
+    """
+    if info.kind is not Kind.SYMLINK:
+        return key, info
+    try:
+        return await resolve(store, key, sized)
+    except ReadError as exc:
+        return key, info._replace(kind=Kind.FILE, size=1, target=None, unreadable=exc.reason)
+
+
 async def open_followed(store: Store, key: str) -> Value:
     """Open the value that `key` resolves to, following links in every part of it.
 

@@ -24,7 +24,7 @@ from zarrfs.errors import (
     ZarrfsError,
 )
 from zarrfs.store.api import Info, Kind, Store, WrappingStore, join_key, split_key
-from zarrfs.store.traversal import NOWHERE, follow
+from zarrfs.store.traversal import NOWHERE, followed_info
 from zarrfs.system.buffers import Buffer
 from zarrfs.zarr import ATTRIBUTE_DOCUMENTS, DOCUMENTS, NODE_DOCUMENTS, draft
 from zarrfs.zarr.consolidated import CONSOLIDATED, consolidated
@@ -305,20 +305,8 @@ class Hierarchy:
         """Return (source key, Info) of the directory at `path`, following links, or of an unreadable entry there."""
         if not path:
             return "", Info("", Kind.DIRECTORY)
-        info = await self.store.info(path, sized=False)
-        if info.kind is Kind.SYMLINK:
-            path, info = await self._linked(path, info, sized=False)
+        path, info = await followed_info(self.store, path, await self.store.info(path, sized=False), sized=False)
         return (path, info) if info.kind is Kind.DIRECTORY or _may_be_a_node(info) else None
-
-    async def _linked(self, key: str, link: Info, sized: bool = True) -> tuple[str, Info]:
-        """Return (key, Info) of the target of a link; of an unreadable file in its place if it cannot be followed."""
-        try:
-            target = await follow(self.store, key)
-            if target is not None:
-                return target, await self.store.info(target, sized)
-        except StoreError:
-            pass
-        return key, link._replace(kind=Kind.FILE, target=None, unreadable=NOWHERE)
 
     async def _leads_back(self, path: str, directory: str) -> bool:
         """Return whether `directory`, to which the link at `path` leads, is a group above it: an endless walk."""
@@ -354,11 +342,9 @@ class Hierarchy:
     async def _document(self, directory: str, name: str) -> NodeDocument | None:
         key = join_key(directory, name)
         try:
-            info = await self.store.info(key)
-            if info.kind is Kind.SYMLINK:
-                key, info = await self._linked(key, info)
-                if name == "meta" and info.unreadable == NOWHERE:  # other programs use the name, too
-                    return None
+            key, info = await followed_info(self.store, key, await self.store.info(key))
+            if name == "meta" and info.unreadable == NOWHERE:  # other programs use the name, too
+                return None
         except (NotFound, NotDirectory):
             return None
         return NodeDocument(key, name, info) if info.kind is Kind.FILE else None
@@ -488,7 +474,7 @@ class Hierarchy:
             async for info in self.store.list_dir(inside):
                 key = join_key(inside, info.name)
                 if info.kind is Kind.SYMLINK:
-                    linked = (await self._linked(key, info, sized=False))[1]
+                    linked = (await followed_info(self.store, key, info, sized=False))[1]
                     if linked.kind is Kind.DIRECTORY:  # the link may lead to a group above
                         continue
                     info = linked._replace(name=info.name)

@@ -20,7 +20,7 @@ from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key, split_key
-from zarrfs.store.traversal import resolve
+from zarrfs.store.traversal import followed_info, resolve
 from zarrfs.store.values import BytesValue
 from zarrfs.system.memory import tune_heap
 from zarrfs.views.chunknames import ChunkNames
@@ -351,8 +351,8 @@ class TranslatedView(View):
         directory = _joined(resolved.translated.node.chunks, chunks.source(resolved.rest)[0] or "")
         try:
             async for info in self.lower.list_dir(directory, after):
-                if info.kind is Kind.SYMLINK:
-                    info = (await self._linked(join_key(directory, info.name), info))._replace(name=info.name)
+                found = (await followed_info(self.lower, join_key(directory, info.name), info, False))[1]
+                info = found._replace(name=info.name)
                 is_directory = info.kind is Kind.DIRECTORY
                 names = chunks.names(resolved.rest, info.name, is_directory)
                 if names is None and (is_directory or info.unreadable):
@@ -365,13 +365,6 @@ class TranslatedView(View):
                 raise
         except NotDirectory as exc:
             raise ReadError(directory, _FILE_ABOVE) from exc
-
-    async def _linked(self, key: str, link: Info) -> Info:
-        """Stat the target of a link; if that fails, return an unreadable file."""
-        try:
-            return (await resolve(self.lower, key, False))[1]
-        except ReadError as exc:
-            return link._replace(kind=Kind.FILE, size=1, unreadable=exc.reason)
 
 
 def _as_chunk_info(info: Info, directory: bool) -> Info:
