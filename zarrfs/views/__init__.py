@@ -5,9 +5,14 @@ A view uses Store and the Zarr formats. It must not depend on where its store ke
 
 from __future__ import annotations
 
-from zarrfs.config.options import Options
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
 from zarrfs.errors import UsageError
-from zarrfs.store.api import Store
+
+if TYPE_CHECKING:
+    from zarrfs.config.options import Options
+    from zarrfs.store.api import Store
 
 DECODED = 256 << 20  # bytes of decoded chunks to keep in memory
 
@@ -23,11 +28,11 @@ def open_view(store: Store, options: Options, source: str = "") -> Store:
         return ArraysView(store, DECODED)
     if options.view == "netcdf":
         from zarrfs.views.netcdf import NetCDFView, name_of
-        from zarrfs.views.netcdf_header import missing_package
 
-        problem = missing_package()
-        if problem is not None:
-            raise UsageError(f"option view=netcdf: {problem}")
+        if find_spec("h5py") is None:
+            raise UsageError(
+                "option view=netcdf: needs the package h5py: it comes with the extra netcdf (docs/install.md)"
+            )
         return NetCDFView(store, name_of(source), DECODED)
     from zarrfs.views.translated import TranslatedView
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import operator
 import re
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ import trio
 from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import Info, Kind, Store, Value, check_key, name_rule
+from zarrfs.system.processes import python
 from zarrfs.views import netcdf_header
 from zarrfs.views.flat_arrays import DecodedView, File, Part
 from zarrfs.views.hierarchy import Node
@@ -29,9 +31,32 @@ if TYPE_CHECKING:
 
 SUFFIX = ".nc"
 _NODES_MAX = 100_000  # nodes of a hierarchy
+_LIMIT = 600.0  # seconds for one header
 _ENDINGS = re.compile(r"(?<=.)(\.(gz|zst|bz2|xz|lz4|json|zip|zarr|parquet|parq|n5|refs|nc|h5))+$", re.IGNORECASE)
 
 Build = Callable[[bytes, str], Awaitable[bytes]]
+
+
+async def build_header(description: bytes, key: str) -> bytes:
+    """Return the packed header for a description, made by a child process.
+
+    Raise ReadError, with `key` as the name of the file, if the child process fails or takes more than 10 minutes.
+    """
+    with trio.move_on_after(_LIMIT):
+        done = await trio.run_process(
+            python("zarrfs.views.netcdf_header"), stdin=description, capture_stdout=True, capture_stderr=True,
+            check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise ReadError(key, f"its header cannot be made: {_reason(done)}")
+        return bytes(done.stdout)
+    raise ReadError(key, f"its header takes more than {_LIMIT:.0f} s")
+
+
+def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
+    """Return the last line of the child's standard error, or its exit status."""
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"the process ended with status {done.returncode}"
 
 
 class NetCDFView(DecodedView):
@@ -39,7 +64,7 @@ class NetCDFView(DecodedView):
 
     name, in_chunks = "netcdf", True
 
-    def __init__(self, store: Store, name: str, budget: int, build: Build = netcdf_header.build) -> None:
+    def __init__(self, store: Store, name: str, budget: int, build: Build = build_header) -> None:
         """`name`: of the file, without suffix; `budget`: bytes of decoded chunks to cache. `build` makes headers."""
         super().__init__(store, budget)
         self._name, self._build = name + SUFFIX, build

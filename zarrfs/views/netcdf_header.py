@@ -7,6 +7,8 @@ header; the rest is holes.
 Variables are chunked with the implicit index of HDF5 1.10: with a fixed shape, no filter and early allocation, chunk n
 is at base + n * chunk bytes, and no index is stored. Contiguous variables are for data that is kept with the header:
 libhdf5 marks its sieve buffer for them as filled before a read has succeeded, and so returns zeros after an error.
+
+This module imports no trio, so that the child process starts fast.
 """
 
 from __future__ import annotations
@@ -15,15 +17,10 @@ import dataclasses
 import itertools
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
 
-import trio
-
-from zarrfs.errors import ReadError
-from zarrfs.system.processes import python
 from zarrfs.system.sparse import each_extent
 
 _VERSIONS = ("v110", "v110")  # of the HDF5 format
@@ -31,7 +28,6 @@ _PAGE = 4096  # bytes; each variable begins at a page, so that it shares no page
 _AHEAD = 4 << 20  # bytes that the NetCDF library (4.10) reads to detect the format: no variable begins before
 _ROOM = 32 << 10  # bytes of header for a variable; what does not fit lies between variables
 _GAP, _STOP = ".gap", ".stop"  # data sets that keep room for the header; valid_name() never returns their names
-_LIMIT = 600.0  # seconds for one header
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,35 +37,6 @@ class Header:
     size: int  # bytes of the whole file
     parts: tuple[tuple[int, bytes], ...]  # the parts that the library wrote: (address, bytes), in order
     places: tuple[int | None, ...]  # the address of the chunks of each variable; None: it has none
-
-
-def missing_package() -> str | None:
-    """Return a message that names the package to install for headers; None if it is installed."""
-    from importlib.util import find_spec
-
-    return None if find_spec("h5py") else "needs the package h5py: it comes with the extra netcdf (docs/install.md)"
-
-
-async def build(description: bytes, key: str) -> bytes:
-    """Return the packed header for a description, made by a child process.
-
-    Raise ReadError, with `key` as the name of the file, if the child process fails or takes more than 10 minutes.
-    """
-    with trio.move_on_after(_LIMIT):
-        done = await trio.run_process(
-            python("zarrfs.views.netcdf_header"), stdin=description, capture_stdout=True, capture_stderr=True,
-            check=False,
-        )  # fmt: skip
-        if done.returncode:
-            raise ReadError(key, f"its header cannot be made: {_reason(done)}")
-        return bytes(done.stdout)
-    raise ReadError(key, f"its header takes more than {_LIMIT:.0f} s")
-
-
-def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
-    """Return the last line of the child's standard error, or its exit status."""
-    lines = done.stderr.decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"the process ended with status {done.returncode}"
 
 
 def unpack(data: bytes) -> Header:

@@ -59,7 +59,7 @@ class Variable:
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """A NetCDF-4 file: `text` describes it in JSON for netcdf_header.build(), with the variables in this order."""
+    """A NetCDF-4 file: `text` describes it in JSON for netcdf_header.write(), with the variables in this order."""
 
     text: bytes
     variables: tuple[Variable, ...]
@@ -236,7 +236,7 @@ class _Group:
                 return name
 
     def as_json(self) -> JSON:
-        """Return the group for netcdf_header.build()."""
+        """Return the group for netcdf_header.write()."""
         return {
             "path": self.path, "dimensions": self._dimensions, "attributes": self._attributes,
             "variables": self._variables,
@@ -244,7 +244,7 @@ class _Group:
 
 
 def _variable(array: ArrayMetadata, form: VariableForm, name: str, shown: str, dims: Sequence[str]) -> dict[str, JSON]:
-    """Return a variable for netcdf_header.build(): the array `name` under the name `shown`."""
+    """Return a variable for netcdf_header.write(): the array `name` under the name `shown`."""
     old = dimension_names(array)
     fixed: list[Attribute] = [(key, "text", value) for key, value in form.attributes]
     if shown != name:

@@ -18,7 +18,7 @@ from zarrfs.zarr.common import check_format, node_attributes, regular_grid, requ
 from zarrfs.zarr.dtypes import Endian
 from zarrfs.zarr.errors import CodecError, MetadataError, Unsupported
 from zarrfs.zarr.jsontext import JSON, named
-from zarrfs.zarr.keys import DEFAULT, FLAT, KeyTemplate
+from zarrfs.zarr.keys import KeyTemplate
 from zarrfs.zarr.model import SHARDING, ArrayMetadata, CodecSpec, GroupMetadata
 from zarrfs.zarr.pipelines import PREFIX, check_v3_order
 from zarrfs.zarr.sharding import parse_codecs, parse_shards
@@ -159,15 +159,8 @@ def _template(name: str, separator: str | None, prefix: str | None, suffix: str 
     """Return the template of an encoding. It may have a prefix and a suffix, as in the first draft of Zarr v3."""
     if name not in ("default", "v2"):
         raise Unsupported(f"chunk_key_encoding {name[:60]!r} is not known")
-    if prefix is None and suffix is None:
-        if separator not in (None, ".", "/"):
-            raise MetadataError("chunk_key_encoding: the separator is neither . nor /")
-        usual = DEFAULT if name == "default" else FLAT
-        return usual if separator in (None, usual.separator) else _joined(name, separator, None, None)
-    return _joined(name, separator, prefix, suffix)
-
-
-def _joined(name: str, separator: str | None, prefix: str | None, suffix: str | None) -> KeyTemplate:
+    if prefix is None and suffix is None and separator not in (None, ".", "/"):
+        raise MetadataError("chunk_key_encoding: the separator is neither . nor /")
     lead, usual = ("c", "/") if name == "default" else ("", ".")
     return KeyTemplate.joined(
         lead if prefix is None else prefix, usual if separator is None else separator, suffix or ""
