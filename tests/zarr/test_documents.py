@@ -66,6 +66,18 @@ def test_meta_of_another_program_is_not_taken_for_a_node(data: bytes) -> None:
 # -- v2
 
 
+def test_bytes_codec_has_the_byte_order_of_filtered_items() -> None:
+    def endian(*filters: Any) -> Any:
+        codecs = array(".zarray", dtype="<f8", filters=list(filters)).codecs
+        return next(codec for codec in codecs if codec.name == "bytes").configuration.get("endian")
+
+    scale = {"id": "fixedscaleoffset", "scale": 10, "offset": 0, "dtype": "<f8"}
+    assert endian({**scale, "astype": ">i2"}) == "big"
+    assert endian({**scale, "astype": "|u1"}) is None
+    assert endian(scale) == "little"
+    assert endian({"id": "astype", "encode_dtype": ">f4", "decode_dtype": "<f8"}) == "big"
+
+
 # -- v3
 
 
