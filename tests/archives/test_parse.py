@@ -458,11 +458,6 @@ def test_a_blob_source_must_be_an_existing_directory(tmp_path: Path, place: str,
         plan_source(str(document), Options(blobs=(str(tmp_path / place),)), child=False)
 
 
-def test_compiling_checks_blob_sources(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="absent: no such file"):
-        tree(b" []", blobs=(str(tmp_path / "absent"),))  # no other test has compiled this
-
-
 def test_the_warning_about_missing_blob_sources_is_not_cached(tmp_path: Path) -> None:
     document = tmp_path / "a.json"
     data = [[0, 1, put(tmp_path, b"x")]]
