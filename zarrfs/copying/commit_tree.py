@@ -43,7 +43,7 @@ class MergedTree:
 
         `rule` returns why the new format cannot hold an entry, or None. Reserved names do not appear.
         """
-        levels = [iter(await self._children(""))]
+        levels = [await self._children("")]
         while levels:
             node = next(levels[-1], None)
             if node is None:
@@ -52,7 +52,7 @@ class MergedTree:
                 yield node
                 self.files += 1
                 if node.kind is Kind.DIRECTORY:
-                    levels.append(iter(await self._children(node.key)))
+                    levels.append(await self._children(node.key))
 
     async def with_values_ahead(self, nodes: AsyncIterator[Entry]) -> AsyncIterator[Entry]:
         """Yield `nodes` in order, after prefetching the values of lower files, a batch at a time."""
@@ -135,10 +135,10 @@ class MergedTree:
         """Return the source or the upper directory that an entry is in, for messages."""
         return self.source if node.status is None else self.overlay.upper.path
 
-    async def _children(self, key: str) -> list[Entry]:
+    async def _children(self, key: str) -> Iterator[Entry]:
         with reading(self.source, key):
             entries = await self.overlay.entries(key)
-        return [self._node(join_key(key, name), status, info) for name, status, info in entries]
+        return (self._node(join_key(key, name), status, info) for name, status, info in entries)
 
     def _node(self, key: str, status: os.stat_result | None, info: Info | None) -> Entry:
         if status is not None:
