@@ -1,4 +1,4 @@
-"""JSON documents of any size, decompressed and parsed about a megabyte at a time.
+"""JSON documents of any size, decompressed and parsed a quarter of a megabyte at a time.
 
 Only JsonDocument.whole() holds a whole document in memory.
 """
@@ -15,7 +15,7 @@ from zarrfs.documents.compressed import expanding
 from zarrfs.documents.document import Document
 from zarrfs.errors import SourceError
 
-WINDOW = 1 << 20  # bytes read at a time; more if a single value is larger
+WINDOW = 256 << 10  # bytes read at a time; more if a single value is larger
 _FIRST = 4096  # characters at the beginning of the root in which a member that comes in separate slices is looked for
 _LIKELY = ("],", "},", '",')  # ends of members, the most frequent first
 _CLOSING = {"{": "}", "[": "]"}
