@@ -48,7 +48,7 @@ def made(
     return out.getvalue()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=15)
 @given(models(), HOW)
 def test_archives_of_random_trees_equal_the_trees(model: Model, how: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as name:

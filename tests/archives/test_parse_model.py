@@ -54,7 +54,7 @@ def entries() -> st.SearchStrategy[dict[str, Any]]:
     return st.tuples(st.one_of(kinds), COMMON).map(lambda parts: {**parts[0], **parts[1]})
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(PATHS, entries()), max_size=8))
 def test_archives_of_random_trees_equal_a_model(listed: list[tuple[str, dict[str, Any]]]) -> None:
     model = dict(listed)
@@ -84,52 +84,11 @@ SIZE = 64
 BLOBS = [bytes(range(64 * n, 64 * n + length)) for n, length in enumerate((1, 7, 16, 40))]
 
 
-def regions() -> st.SearchStrategy[list[tuple[int, bytes]]]:
-    one = st.sampled_from(BLOBS).flatmap(
-        lambda blob: st.tuples(st.integers(0, SIZE - len(blob)), st.just(blob))
-    )
-    return st.lists(one, max_size=9).map(_disjoint)
-
-
-def _disjoint(chosen: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-    used: set[int] = set()
-    kept = []
-    for start, blob in chosen:
-        covered = range(start, start + len(blob))
-        if used.isdisjoint(covered):
-            used.update(covered)
-            kept.append((start, blob))
-    return kept
-
-
 def painted(chosen: list[tuple[int, bytes]]) -> bytearray:
     model = bytearray(SIZE)
     for start, blob in chosen:
         model[start : start + len(blob)] = blob
     return model
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    regions(),
-    st.lists(st.tuples(st.integers(0, SIZE + 3), st.none() | st.integers(0, SIZE + 3)), min_size=1),
-)
-def test_random_ranges_of_random_blobvecs(
-    tmp_path_factory: pytest.TempPathFactory,
-    chosen: list[tuple[int, bytes]],
-    ranges: list[tuple[int, int | None]],
-) -> None:
-    place = tmp_path_factory.mktemp("blobs")
-    data = [[start, len(blob), put(place, blob)] for start, blob in chosen]
-    model = painted(chosen)
-    with opened({"f": file(data, encoding="blobvec", size=SIZE)}, blobs=(str(place),)) as (store, _):
-
-        async def main() -> None:
-            for start, length in ranges:
-                stop = SIZE if length is None else start + length
-                assert bytes(await store.get("f", start, length)) == bytes(model[start:stop])
-
-        trio.run(main)
 
 
 def test_every_range_of_one_blobvec(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_a_missing_upper_directory_is_an_error(place: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["references", "archive", "zarr"])
 def test_applying_the_changes_to_the_source_gives_the_merged_tree(kind: str) -> None:
-    @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
     @given(sets(targets(Path(_URLS.name))), operations(links=True))
     def check(entries: dict[str, Any], changes: list[Any]) -> None:
         with tempfile.TemporaryDirectory() as place:

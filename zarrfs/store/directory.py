@@ -124,6 +124,7 @@ class FileSystemStore(Store):
             with contextlib.suppress(OSError):
                 found = self._base.open(path, os.O_RDONLY)
                 if stat.S_ISREG(os.fstat(found).st_mode):
+                    os.set_blocking(found, True)  # wait for a file that is on tape
                     return found
                 os.close(found)
         with answers(key):
