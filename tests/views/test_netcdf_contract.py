@@ -12,12 +12,9 @@ import pytest
 import zarr
 from hypothesis import strategies as st
 
-from tests.servers import s3
 from tests.store.contract import StoreContract, Tree
 from tests.views.netcdfviews import converted, netcdf_view
 from zarrfs.views.netcdf import NetCDFView
-
-__all__ = ["s3"]
 
 
 def write(path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from zarrfs.zarr.documents import parse_node
-from zarrfs.zarr.model import ArrayMetadata, CodecSpec
+from zarrfs.zarr.model import ArrayMetadata
 
 V2 = {
     "zarr_format": 2, "shape": [4, 6], "chunks": [2, 5], "dtype": "<f4", "fill_value": 0, "order": "C",
@@ -27,7 +27,6 @@ V3 = {
     "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
 }  # fmt: skip
 DOCUMENTS: dict[str, dict[str, Any]] = {"__zmeta__": V0, "meta": V1, ".zarray": V2, "zarr.json": V3}
-LITTLE = CodecSpec("bytes", {"endian": "little"})
 
 
 def array(name: str, /, **members: Any) -> ArrayMetadata:

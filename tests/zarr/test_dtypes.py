@@ -18,7 +18,6 @@ from hypothesis.extra import numpy as npst
 from zarrfs.zarr.dtypes import as_v2, as_v3, parse_v2, parse_v3
 from zarrfs.zarr.errors import MetadataError
 
-ORDERS = st.sampled_from(["<", ">"])
 SCALARS = st.one_of(
     npst.boolean_dtypes(), npst.integer_dtypes(endianness="?"), npst.unsigned_integer_dtypes(endianness="?"),
     npst.floating_dtypes(endianness="?", sizes=(16, 32, 64)),
