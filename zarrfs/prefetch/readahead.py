@@ -29,7 +29,7 @@ _FIRST, _MOST = 4, 1024  # keys in the first and in the largest window
 _CHEAP = 1 << 20  # bytes of a window that may have four times as many keys as were predicted correctly
 _PART = 4 << 20  # bytes: of a larger value only the beginning is prefetched
 _REACH = 64  # positions by which the reads of concurrent readers may be out of order
-_EXPECTED = 65_536  # predicted keys that are remembered
+_EXPECTED = 16_384  # predicted keys that are remembered
 _STRAYS = 8  # unpredicted reads of its array that end a sequence
 _SEQUENCES = 64  # sequences at a time, and arrays with a history
 _RECENT, _AGAIN = 256, 512  # reads in the history of an array, and of all; the latter are not prefetched again
@@ -168,6 +168,7 @@ class _Grid(_Sequence):
         if (
             not level
             or abs(step) > _REACH
+            or (step != self._steps[self._axes[level]] and self.strays > 1)  # readers in turns, not a stride
             or abs(index[fast] - self._first(fast)) > _REACH // 2
             or not self._low[fast] <= index[fast] <= self._high[fast]
             or any(index[axis] != self._first(axis) for axis in self._axes[1:level])
@@ -352,17 +353,17 @@ class KeyReadAhead:
     async def _predict(self, sequence: _Sequence) -> list[str]:
         """Return the next keys to prefetch, except those just read."""
         fresh: list[str] = []
-        while not fresh and not sequence.ended and sequence in self._sequences:
-            count = max(1, self._lack(sequence))
+        while (count := self._lack(sequence)) > 0 and not sequence.ended and sequence in self._sequences:
             found = await sequence.take(count)
             sequence.ended = len(found) < count
             for key in found if sequence in self._sequences else ():
-                other, number = self._expected.get(key, (sequence, -1))
                 if key in self._read:  # the reader was faster
                     sequence.reached = sequence.made + 1
-                elif other not in self._sequences or number < other.reached:  # not in another sequence as well
+                else:
+                    other, number = self._expected.get(key, (sequence, -1))
+                    if other not in self._sequences or number < other.reached:  # not prefetched for another sequence
+                        fresh.append(key)
                     self._expected.put(key, (sequence, sequence.made))
-                    fresh.append(key)
                 sequence.made += 1
         return fresh
 
