@@ -17,6 +17,7 @@ from zarrfs.cache.block_request import Block, BlockOnDisk, BlockRequest
 from zarrfs.cache.memory import Ahead, BlockCache, arrived
 from zarrfs.cache.pins import Pins
 from zarrfs.cache.streams import Stream, Streams
+from zarrfs.concurrency.lru import LRU
 from zarrfs.config.options import Options
 from zarrfs.errors import OutOfRange, ReadError
 from zarrfs.net.request_queue import GAP, RequestQueue
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_LARGE, _TWICE = 128 << 10, 4096  # bytes of a block for which new memory is slow; such blocks that are remembered
 _UNIT, _UNITS = 256 << 10, 64  # bytes of a unit; units that are fetched ahead at most
 _TINY = 16 << 10  # bytes of the largest value that look() does not keep on disk: to request it again takes as long
 _TOGETHER = 1 << 20  # bytes of the largest block that the queue coalesces with others
@@ -53,6 +55,7 @@ class Blocks:
             self._disk = DiskBlocks(options, self._pins, self.ranges.usual)
         self.cache: BlockCache[Block] = BlockCache(memory_limit(options) - queue, self._is_paid, self.ranges.is_out)
         self._beginning: dict[str, trio.CapacityLimiter] = {}  # by server
+        self._twice: LRU[Hashable, bool] = LRU(_TWICE)  # large blocks in memory that are, or will be, on disk as well
         self._in_order = Streams(slack=GAP, reads=4)
         self.bound_ahead()
 
@@ -75,6 +78,8 @@ class Blocks:
             block = await self._get(wanted, length, whole=True)
         if at + length > len(block):
             raise self._out_of_range(wanted, len(block), read)
+        if at + length == len(block) and self._twice.pop(wanted.key, False):
+            self.cache.discard(wanted.key)  # read to its end: its memory takes the next one
         return memoryview(block)[at : at + length]
 
     def _out_of_range(self, wanted: BlockRequest, size: int, read: tuple[int, int]) -> OutOfRange:
@@ -287,7 +292,9 @@ class Blocks:
         self._pins.check(wanted, found)
         version = await self._pins.version_to_keep(wanted, found, before)
         if self._disk is not None and version is not None:
-            self._disk.write(wanted, found.data, version)
+            queued = self._disk.write(wanted, found.data, version)
+            if queued and len(found.data) >= _LARGE:
+                self._twice.put(wanted.key, True)
         return found.data
 
 

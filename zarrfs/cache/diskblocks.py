@@ -277,11 +277,13 @@ class DiskBlocks:
 
     # -- writing
 
-    def write(self, wanted: BlockRequest, data: Buffer, version: TargetVersion) -> None:
-        """Queue a block for writing; drop it if too many wait."""
+    def write(self, wanted: BlockRequest, data: Buffer, version: TargetVersion) -> bool:
+        """Queue a block for writing; return False if too many wait."""
         size = len(data)
-        if size and self._put - self._done + size <= max(self._queue_max, size):
+        queued = size > 0 and self._put - self._done + size <= max(self._queue_max, size)
+        if queued:
             self._later(size, self._cache.write, self._target(wanted), version, wanted.start, data)
+        return queued
 
     def record(self, wanted: BlockRequest, version: TargetVersion) -> None:
         """Record that the server of a target has just reported this version."""
