@@ -1,6 +1,6 @@
 """The start of a mount: checks, the plan of the source, the fork of the daemon, and errors back to the terminal.
 
-The order of the steps matters: other orders hang (DESIGN.md, "Starting"). This module is imported before the
+The order of the steps matters: other orders hang (docs/design.md, "Starting"). This module is imported before the
 fork and must stay light, so all code that needs pyfuse3 and trio is in serve.py.
 """
 
