@@ -88,7 +88,7 @@ def test_the_package_has_all_files(package: Path) -> None:
     fields = subprocess.run(["dpkg-deb", "--field", package], capture_output=True, text=True, check=True).stdout
     assert "Depends: python3 (>= 3." in fields
     assert "fuse3" in fields
-    assert "Maintainer: zarrfs developers <" in fields  # pyproject.toml has no authors
+    assert "Maintainer: The zarrfs authors <" in fields
 
 
 @pytest.mark.parametrize("arguments", [["--extras", "s3,s4"], ["--extras=s4"]])
