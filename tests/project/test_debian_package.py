@@ -118,7 +118,7 @@ def test_the_package_installs_works_and_purges_and_a_mount_outlives_it(package: 
         readlink -f "$(command -v zarrfs)"
         zarrfs info /tmp/refs.json | head -n 2 | tail -n 1
         zarrfs doctor | grep mount.zarrfs || true
-        man -w zarrfs mount.zarrfs zarrfs.toml
+        man -w zarrfs mount.zarrfs
         grep -l /usr/bin/zarrfs /lib/systemd/system/zarrfs@.service
         echo '# mine' >> /etc/zarrfs/zarrfs.toml
         zarrfs mount /tmp/refs.json /tmp/mnt
