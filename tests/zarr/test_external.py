@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +16,10 @@ import numcodecs
 import numpy as np
 import pytest
 
+from tests.mounts.mounting import until
 from tests.zarr.chunks import array_of
 from zarrfs.system import bounded
-from zarrfs.system.processes import children
+from zarrfs.system.processes import children, is_running
 from zarrfs.zarr import external
 from zarrfs.zarr.codecs import CodecError, check_codecs, decode_chunk
 
@@ -58,6 +64,8 @@ class Bomb(Codec):
             os.abort()
         if self.does == "hang":
             time.sleep(60)
+        if self.does == "slow":
+            time.sleep(1)
         if self.does == "dtype":
             return np.frombuffer(buf, "<i2") + np.int16(1)
         if self.does == "print":
@@ -132,6 +140,55 @@ def test_an_external_codec_that_dies_or_hangs_is_an_error(bomb: str, monkeypatch
             decode_chunk(array, (1000).to_bytes(8, "little"))
     with pytest.raises(CodecError, match=r"zarrfs-tests-bomb: .*unexpected keyword argument 'nonsense'"):
         bombed(bomb, 1000, nonsense=1)
+
+
+def test_a_chunk_is_decoded_although_the_idle_child_process_was_killed(bomb: str) -> None:
+    bombed(bomb, 1000)
+    for child in set(children()):
+        if b"bounded.serve" in Path(f"/proc/{child}/cmdline").read_bytes():
+            os.kill(child, signal.SIGKILL)
+            os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert bombed(bomb, 1000).tolist() == [1] * 1000
+
+
+PROGRAM = """
+import os, signal, sys
+sys.path[:0] = {paths!r}
+from zarrfs.system import bounded
+from zarrfs.zarr.external import ExternalCodec
+
+signal.signal(signal.SIGINT, lambda *args: None)
+bounded.TIMEOUT = {timeout}
+codec = ExternalCodec({codec!r}, {{"does": {does!r}}}, 1000)
+print("made", flush=True)
+print(bytes(codec.decode((3).to_bytes(8, "little"))))
+"""
+
+
+def decoding(bomb: str, does: str, timeout: float) -> subprocess.Popen[str]:
+    """Return a new process, in a process group of its own, that decodes a chunk."""
+    codec = bomb.removeprefix("numcodecs.")
+    program = PROGRAM.format(paths=[path for path in sys.path if path], codec=codec, does=does, timeout=timeout)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "made\n"
+    return process
+
+
+def test_ctrl_c_does_not_end_the_child_process(bomb: str) -> None:
+    with decoding(bomb, "slow", 60) as process:
+        time.sleep(0.3)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.communicate()[0] == "b'\\x01\\x01\\x01'\n"
+
+
+def test_a_child_process_that_hangs_ends_although_its_parent_was_killed(bomb: str) -> None:
+    with decoding(bomb, "hang", 2) as process:
+        (child,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+        process.kill()
+    until(lambda: not is_running(child), 20)
 
 
 def test_an_external_codec_may_be_a_filter(bomb: str) -> None:

@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -39,7 +40,7 @@ class OutOfMemory(ChildError):
 def call(module: str, header: Header, data: Buffer | None, limit: int) -> tuple[Header, bytearray]:
     """Run `module`.answer() in a child process and return its answer, of at most `limit` bytes. Blocks.
 
-    `header` gets the member "size". Thread-safe. Raise ChildError.
+    `header` gets the members "size" and "timeout". Thread-safe. Raise ChildError.
     """
     try:
         child = _take(module)
@@ -70,13 +71,19 @@ class _Child:
         self._process = subprocess.Popen(
             [sys.executable, "-I", *no_bytecode(), "-c", _PROGRAM, module, *filter(None, sys.path)], bufsize=0,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/",
+            start_new_session=True,  # Ctrl-C is for this process
         )  # fmt: skip
+
+    @property
+    def usable(self) -> bool:
+        """Whether the process is running, and a child of this one rather than of one that this is a fork of."""
+        return self.parent == os.getpid() and self._process.poll() is None
 
     def request(self, header: Header, data: Buffer | None, limit: int) -> tuple[Header, bytearray]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):  # the child has ended: reading its answer reports that
-            _send(self._process.stdin, header, data)
+            _send(self._process.stdin, header | {"timeout": TIMEOUT}, data)
         if not readable(self._process.stdout.fileno(), TIMEOUT):
             raise ChildError(f"no answer within {TIMEOUT:g} s")
         found = _received(self._process.stdout, limit)
@@ -104,9 +111,9 @@ def _take(module: str) -> _Child:
         idle = _idle.get(module, [])
         while idle:
             child = idle.pop()
-            if child.parent == os.getpid():
+            if child.usable:
                 return child
-            child.end()  # inherited across a fork: the parent still uses it
+            child.end()
     return _Child(module)
 
 
@@ -165,12 +172,14 @@ def serve(module: str) -> None:
     answer = importlib.import_module(module).answer
     while (request := _received(requests, sys.maxsize)) is not None:
         found: Buffer | None = None
+        signal.setitimer(signal.ITIMER_REAL, request[0]["timeout"])  # ends this process, even if the parent has ended
         try:
             header, found = answer(*request)
         except MemoryError:
             header = {"error": ""}
         except Exception as exc:
             header = {"error": str(exc) or type(exc).__name__}
+        signal.setitimer(signal.ITIMER_REAL, 0)
         request = None
         _send(answers, header, found)
         found = None
