@@ -277,6 +277,8 @@ def test_paths_in_storage_options_resolve_beside_the_file(
         ("[options]\nretries = 1e9", "[options] retries: option retries=1000000000.0: expected a whole number"),
         ("[options]\nlog_file = 'http://h/x'", "[options] log_file: option log_file=http://h/x: expected a"),
         ("[options]\nretries = true", "[options] retries: "),
+        ("[options]\ncache_dir = true", "[options] cache_dir: expected text, in quotes"),
+        ("[options]\nallow_other = ''", "[options] allow_other: option allow_other=: expected true or false"),
         ("[options]\numask = 0o20", "[options] umask: expected text, in quotes"),
         ("[options]\nlog_level = ['info']", "[options] log_level: expected text, in quotes"),
         ("[options]\nbase = 'x'", "[options] base: "),
@@ -315,7 +317,7 @@ def test_errors_in_files_name_the_place(user: Path, text: str, says: str) -> Non
     ("variable", "value", "says"),
     [
         ("CACHE_SIZE", "5", "option cache_size=5: expected a size with a unit"),
-        ("GUARD", "maybe", "option guard=maybe: expected nothing, true or false"),
+        ("GUARD", "maybe", "option guard=maybe: expected true or false"),
         ("STORAGE_OPTIONS", '{"s3": "hush"', "option storage_options was removed"),
         ("CONFIG", "/nonexistent/x.toml", ""),
     ],

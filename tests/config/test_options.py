@@ -6,6 +6,7 @@ import math
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -174,6 +175,9 @@ def test_values_of_allow_and_allow_path() -> None:
     assert parse(split_commas("allow=sftp,nofail,gs,all,ro,ftp")).options.allow == ("sftp", "gs", "all", "ftp")
     with pytest.raises(UsageError, match="unknown option 'gs'"):
         parse(split_commas("ro,gs"))
+    for name in "allow_path", "blobs", "owner":
+        with pytest.raises(UsageError, match=r"unknown option 'gard' \(did you mean guard\?\)"):
+            parse(split_commas(f"{name}=1,gard"))
     assert parse(split_commas("members=a,X-mount.mkdir,b/c,nofail")).options.members == ("a", "b/c")
     with pytest.raises(UsageError, match=r"'private' \(did you mean allow=private\?\)"):
         parse(split_commas("ro,private"))
@@ -223,7 +227,8 @@ def test_every_protocol_that_fsspec_has_may_have_options() -> None:
         ("view=array", "option view=array: expected one of v2, v3, arrays, netcdf (did you mean arrays?)"),
         ("allow=file,privat", "option allow=file,privat: expected all, credentials, file, private, or a protocol"
          " (did you mean private?)"),
-        ("guard=maybe", "option guard=maybe: expected nothing, true or false"),
+        ("guard=maybe", "option guard=maybe: expected true or false"),
+        ("guard=", "option guard=: expected true or false"),
         ("base=", "option base=: expected a value"),
         ("s4.anon=true", "option s4.anon: unknown protocol 's4' (did you mean s3?)"),
         ("htpp://h.token=x", "option htpp://h.token: unknown protocol 'htpp' (did you mean http?)"),
@@ -310,3 +315,16 @@ def test_storage_options_of_python_are_as_those_of_the_command_line(given: dict[
 def test_bad_storage_options_of_python_are_refused(value: object) -> None:
     with pytest.raises(UsageError, match="storage_options: expected"):
         as_items({"storage_options": value})
+
+
+def test_numbers_of_python_may_be_those_of_numpy() -> None:
+    options = parse(as_items({"umask": np.int64(0o22), "memory_limit": np.int32(1 << 30), "retries": 3})).options
+    assert (options.umask, options.memory_limit, options.retries) == (0o22, 1 << 30, 3)
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_only_a_flag_of_python_is_true_or_false(value: bool) -> None:
+    assert parse(as_items({"guard": value})).options.guard is value
+    for name in "cache_dir", "blobs", "umask":
+        with pytest.raises(UsageError, match=f"option {name}: expected a value, not {value}"):
+            as_items({name: value})

@@ -13,7 +13,7 @@ from zarrfs.config.options import NO_FILE, ONE_SOURCE, TABLE, Assignments, put
 from zarrfs.config.redaction import is_secret, names_file, without_secrets
 from zarrfs.config.removed import removed_option
 from zarrfs.config.storage import absolute, check_storage
-from zarrfs.config.values import OCTAL, content, did_you_mean, from_files, is_url, place_name
+from zarrfs.config.values import FLAG, OCTAL, content, did_you_mean, from_files, is_url, place_name
 from zarrfs.errors import UsageError, reason_of
 
 _SECTIONS = ("options", "storage", "source")
@@ -157,10 +157,10 @@ def _options(given: Assignments, table: Any, at: str, here: str, *refused: str) 
 def _text(name: str, value: Any, here: str) -> str:
     """Return a value as it would be written in -o, with paths of files made absolute."""
     opt = TABLE[name]
-    if isinstance(value, bool):
+    if isinstance(value, bool) and opt.kind is FLAG:
         return "true" if value else "false"
-    if isinstance(value, int | float) and opt.kind is not OCTAL:
-        return str(value)
+    if type(value) in (int, float) and opt.kind is not OCTAL:
+        value = str(value)
     if not isinstance(value, str):
         raise UsageError("expected text, in quotes")
     local = opt.metavar in ("DIR", "FILE") and not is_url(value)  # for a URL the parser raises the error

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import numbers
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from zarrfs.config.options import TABLE
-from zarrfs.config.values import OCTAL, SIZE
+from zarrfs.config.values import FLAG, OCTAL, SIZE
 from zarrfs.errors import UsageError
 
 
@@ -40,10 +41,13 @@ def as_items(given: Mapping[str, Any]) -> list[str]:
 
 
 def _text(name: str, value: Any) -> str:
+    kind = TABLE[name].kind if name in TABLE else None
     if isinstance(value, bool):
+        if kind is not FLAG:
+            raise UsageError(f"option {name}: expected a value, not {value}")
         return "true" if value else "false"
-    if name in TABLE and isinstance(value, int):
-        return f"{value:o}" if TABLE[name].kind is OCTAL else f"{value}B" if TABLE[name].kind is SIZE else str(value)
+    if isinstance(value, numbers.Integral):
+        return f"{int(value):o}" if kind is OCTAL else f"{value}B" if kind is SIZE else str(value)
     if isinstance(value, float):
         return f"{value:.9f}"
     return os.fspath(value) if isinstance(value, os.PathLike) else str(value)

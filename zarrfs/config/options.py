@@ -346,9 +346,9 @@ def parse(items: Iterable[str], sloppy: bool = False, defaults: Mapping[str, Any
 def read(items: Iterable[str], sloppy: bool = False) -> Assignments:
     """Parse items such as "ro", "blobs=/srv/blobs" or "s3.anon=true"; later ones win.
 
-    "-" and "_" are the same in names. An item without "=" that is no option is one more value of the list before it:
-    "allow=file,private" has been split. Raise UsageError for a bad value, and, unless `sloppy`, for an unknown name;
-    the message suggests a similar one.
+    "-" and "_" are the same in names. An item without "=" that is no option is one more value of the item before it,
+    if values of that have commas: "allow=file,private" has been split. Raise UsageError for a bad value, and, unless
+    `sloppy`, for an unknown name; the message suggests a similar one.
     """
     given = Assignments()
     before, secret = "", False  # the last item with a value: its name, and whether that is a secret
@@ -387,7 +387,7 @@ def _add(given: Assignments, item: str, name: str, value: str | None, before: st
         raise UsageError(
             f"option {redacted_item(item)}: expected PROTOCOL://HOST.NAME=VALUE (for s3, gs, az, HOST is a bucket)"
         )
-    elif value is None and before in TABLE and TABLE[before].many:
+    elif value is None and before in TABLE and TABLE[before].kind in (ALLOW, PATHS, STATUSES):
         put(given, before, item)
     else:
         hint = f" (did you mean allow={name}?)" if name in ALLOWED else did_you_mean(name, [*TABLE, *KERNEL_FLAGS])
@@ -436,7 +436,7 @@ def put(given: Assignments, name: str, value: str | None) -> None:
     bounds = bounds_of(name)
     rule = "{} from {} to {}".format(opt.kind.noun, *opt.bounds) if opt.bounds else ""
     try:
-        parsed = opt.kind.parse(value or "")
+        parsed = opt.kind.parse("true" if value is None else value)
     except ValueError as exc:
         shown = f"{name}={without_secrets(value or '')}"
         raise UsageError(f"option {shown}: expected {rule if opt.kind is NATURAL and rule else exc}") from None

@@ -102,13 +102,11 @@ def user_id(text: str) -> int:
 
 
 def flag(text: str) -> bool:
-    """Parse a flag: without a value it is on; NAME=false turns it off."""
+    """Parse the value of a flag."""
     try:
-        return {"": True, "true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
-            text.lower()
-        ]
+        return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]
     except KeyError:
-        raise ValueError("nothing, true or false") from None
+        raise ValueError("true or false") from None
 
 
 def did_you_mean(word: str, choices: Iterable[str], cutoff: float = 0.6) -> str:
