@@ -19,9 +19,11 @@ from zarrfs.errors import ReadError
 from zarrfs.fuse import listing
 from zarrfs.fuse.inodes import InodeTable
 from zarrfs.fuse.listing import DirectoryHandle
+from zarrfs.fuse.operations import Operations
 from zarrfs.fuse.sizes import StatAhead
 from zarrfs.fuse.writable import WritableOperations
 from zarrfs.store.api import Info, Kind
+from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.overlay import Overlay
 from zarrfs.store.upper import Upper
 
@@ -179,3 +181,45 @@ def test_a_writable_directory_is_listed_in_linear_time(tmp_path: Path, monkeypat
     touched = trio.run(body)
     assert sorted(sent) == [".", "..", *names]
     assert touched.count < 2 * len(names)
+
+
+class Counting(FileSystemStore):
+    listings = 0
+
+    def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
+        self.listings += 1
+        return super().list_dir(prefix, after)
+
+
+def test_a_directory_that_takes_many_replies_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry that does not fit into a reply begins the next one, and the kernel has not looked it up before."""
+    store, names, sent, room = Counting(str(tmp_path)), [f"{number:04}" for number in range(30)], list[str](), 0
+    (tmp_path / "d").mkdir()
+    for name in names:
+        (tmp_path / "d" / name).touch()
+
+    def reply(token: object, name: bytes, entry: object, next_id: int) -> bool:
+        nonlocal room
+        room -= 1
+        if room >= 0:
+            sent.append(name.decode())
+        return room >= 0
+
+    async def body() -> None:
+        nonlocal room
+        mount = Operations(store, Options(), {}, lambda: None)
+        context = cast(pyfuse3.RequestContext, None)
+        directory = mount.inodes.lookup("d", Kind.DIRECTORY)
+        handle, before = await mount.opendir(directory, context), -1
+        while len(sent) > before:
+            before, room = len(sent), 7
+            await mount.readdir(handle, before, cast(pyfuse3.ReaddirToken, None))
+        await mount.releasedir(handle)
+        mount.inodes.forget(directory, 1)
+        assert known(mount.inodes) == Counter(f"d/{name}" for name in names)
+        await mount.aclose()
+
+    monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
+    trio.run(body)
+    assert sorted(sent) == [".", "..", *names]
+    assert store.listings == 1

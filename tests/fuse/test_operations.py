@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,23 @@ def test_getattr_of_an_open_file_survives_a_refresh(root: Path) -> None:
                 store.may_answer.set()
             await mount.release(opened.fh)
         assert [entry.st_size for entry in found] == [5]
+        await mount.aclose()
+
+    trio.run(body)
+
+
+@pytest.mark.parametrize(("age", "keeps"), [(0, False), (1, False), (10, True), (-10, False), (-3600, True)])
+def test_the_kernel_keeps_no_pages_of_a_file_that_has_just_changed(age: int, keeps: bool, root: Path) -> None:
+    """On some file systems, the next change may get the same time. A time far in the future was set explicitly."""
+
+    async def body() -> None:
+        mount = Operations(FileSystemStore(str(root)), Options(), {}, lambda: None)
+        inode = await look_up(mount)
+        now = time.time()
+        os.utime(root / "d/x", (now, now - age))
+        for opened in [await mount.open(inode, FlagT(os.O_RDONLY), CONTEXT) for _ in range(2)]:
+            await mount.release(opened.fh)
+        assert opened.keep_cache == keeps
         await mount.aclose()
 
     trio.run(body)

@@ -185,6 +185,14 @@ def test_a_target_that_has_changed_is_eio(tmp_path: Path) -> None:
         assert "changed" in log_of(root)
 
 
+def test_a_target_with_fewer_bytes_than_its_size_is_eio(tmp_path: Path) -> None:
+    """A file of sysfs has a size of 4096 bytes, whatever it contains."""
+    target = "/sys/kernel/uevent_seqnum"
+    with mounted(document(tmp_path, {"x": [target, 0, 4096]}), tmp_path / "mnt", "allow_path=/sys") as root:
+        assert error_of((root / "x").read_bytes) == errno.EIO
+        assert "ends before byte 4096" in log_of(root)
+
+
 def test_a_second_read_sends_no_request_to_the_daemon(tmp_path: Path) -> None:
     target = tmp_path / "target.bin"
     target.write_bytes(os.urandom(3_000_000))

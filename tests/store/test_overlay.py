@@ -330,7 +330,14 @@ def test_a_special_file_of_the_upper_is_listed_and_cannot_be_read(tmp_path: Path
 def test_a_layer_with_opaque_markers_is_understood(tmp_path: Path) -> None:
     write(tmp_path / "upper", {"d/.wh..wh..opq": b"", "d/new": b"new", "e/.wh.gone": b""})
     lower: Tree = {"d/old": b"", "d/sub/old": b"", "e/gone": b"", "e/kept": b"kept"}
-    run(tmp_path, lower, lambda store: check_tree(store, {"d/new": b"new", "e/kept": b"kept"}))
+
+    async def check(store: Overlay) -> None:
+        for key in "d/old", "d/sub", "d/sub/old", "e/gone":  # looked up before any listing
+            with pytest.raises(NotFound):
+                await store.info(key)
+        await check_tree(store, {"d/new": b"new", "e/kept": b"kept"})
+
+    run(tmp_path, lower, check)
 
 
 OVER = {"source": "/x/refs.json", "fingerprint": "1"}
