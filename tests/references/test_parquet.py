@@ -166,6 +166,7 @@ KINDS = [
     {"path": pa.binary(), "raw": pa.string()},
     {"path": pa.string_view(), "raw": pa.binary_view()},
     {"path": pa.dictionary(pa.int8(), pa.string()), "raw": pa.dictionary(pa.int32(), pa.binary())},
+    {"path": pa.dictionary(pa.uint32(), pa.string()), "raw": pa.dictionary(pa.uint8(), pa.binary())},
     {"path": pa.dictionary(pa.int64(), pa.large_string()), "offset": pa.int8(), "size": pa.uint64()},
     {"offset": pa.uint16(), "size": pa.int32()},
 ]
@@ -197,6 +198,24 @@ def test_columns_may_be_missing_or_unknown(
     root = write_set(tmp_path / "set", {"a/.zarray": zarray([3], [1])}, {})
     write_record(root / "a/refs.0.parq", {name: record[name] for name in names})
     assert chunks_of(root) == expected
+
+
+@pytest.mark.parametrize("inline", [0, 100], ids=["targets", "inline"])
+def test_texts_may_be_more_than_the_numbers_of_a_dictionary(inline: int, tmp_path: Path) -> None:
+    rows: list[Reference] = [[f"/target/{number}", number, 1] for number in range(200 - inline)]
+    rows += [b"text %d" % number for number in range(inline)]
+    record = {name: pa.array(values) for name, values in columns(rows, 200).items()}
+    if inline:
+        kind = pa.dictionary(pa.int8(), pa.binary())
+        record["raw"] = record["raw"].cast(pa.binary()).dictionary_encode().cast(kind)
+    root = write_set(tmp_path / "set", {"a/.zarray": zarray([200], [1])}, {}, 200)
+    write_record(root / "a/refs.0.parq", pa.table(record))
+    for number, row in enumerate(rows):
+        if isinstance(row, bytes):
+            assert ask(root, lambda store, number=number: store.get(f"a/{number}")) == row  # type: ignore[misc]
+        else:
+            place = ask(root, lambda store, number=number: store.locate(f"a/{number}"))  # type: ignore[misc]
+            assert list(place.values()) == row
 
 
 def test_each_row_group_may_have_its_own_dictionary(target: str, tmp_path: Path) -> None:

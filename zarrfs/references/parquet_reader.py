@@ -135,14 +135,14 @@ def _read(data: bytearray, record_size: int, limit: int) -> Any:
 def _texts(table: Any, name: str) -> tuple[Array, list[bytes]]:
     """Return a column as (an index into the texts for each row, -1 for null; the texts)."""
     if name not in table.column_names or _only_nulls(table[name]):
-        return np.full(table.num_rows, -1, np.int8), []
+        return np.full(table.num_rows, -1, np.int32), []
     column = table[name]
     if not _is_text(column.type.value_type if pa.types.is_dictionary(column.type) else column.type):
         raise ValueError(f"column {name}: expected text or bytes, not {column.type}")
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()
     array = column.unify_dictionaries().combine_chunks()
-    codes = array.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    codes = array.indices.cast(pa.int32()).fill_null(-1).to_numpy(zero_copy_only=False)
     return codes, array.dictionary.cast(pa.large_binary()).to_pylist()
 
 
