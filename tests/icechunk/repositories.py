@@ -14,6 +14,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 VALUES = np.arange(48, dtype="f4").reshape(6, 8)
 NUMBERS = np.arange(20, dtype="<i4")
+FORMAT: Any = {} if icechunk.__version__ < "2" else {"spec_version": 1}  # format 2 is in tests/data
 
 
 class Repository(NamedTuple):
@@ -39,7 +40,7 @@ def write(directory: Path) -> Repository:
     config.set_virtual_chunk_container(
         icechunk.VirtualChunkContainer(prefix, icechunk.local_filesystem_store(str(outside)))
     )
-    repo = icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)), config)
+    repo = icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)), config, **FORMAT)
     session = repo.writable_session("main")
     group = zarr.open_group(session.store, mode="w", attributes={"title": "rain"})
     group.create_array("rain", shape=VALUES.shape, chunks=(3, 4), dtype="f4")[:] = VALUES
@@ -57,7 +58,7 @@ def write(directory: Path) -> Repository:
 
 def write_virtual(path: Path, url: str, tag: str | None) -> Path:
     """Write a repository whose array `virtual` has the halves of `url` as chunks, only for the ETag `tag` if given."""
-    repo = icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)))
+    repo = icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)), **FORMAT)
     session = repo.writable_session("main")
     group = zarr.open_group(session.store, mode="w")
     group.create_array("virtual", shape=(20,), chunks=(10,), dtype="<i4", compressors=None)
