@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,6 +21,7 @@ from zarrfs.fuse.inodes import InodeTable
 from zarrfs.fuse.listing import DirectoryHandle
 from zarrfs.fuse.operations import Operations
 from zarrfs.fuse.sizes import StatAhead
+from zarrfs.fuse.versions import StoreVersion
 from zarrfs.fuse.writable import WritableOperations
 from zarrfs.store.api import Info, Kind
 from zarrfs.store.directory import FileSystemStore
@@ -191,12 +192,11 @@ class Counting(FileSystemStore):
         return super().list_dir(prefix, after)
 
 
-def test_a_directory_that_takes_many_replies_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The entry that does not fit into a reply begins the next one, and the kernel has not looked it up before."""
-    store, names, sent, room = Counting(str(tmp_path)), [f"{number:04}" for number in range(30)], list[str](), 0
-    (tmp_path / "d").mkdir()
-    for name in names:
-        (tmp_path / "d" / name).touch()
+def listed_in_replies(
+    mount: Operations, monkeypatch: pytest.MonkeyPatch, after_first: Callable[[], None]
+) -> list[str]:
+    """List d in replies of 7 entries, and check that all lookups of the kernel are counted; return the names."""
+    sent, room = list[str](), 0
 
     def reply(token: object, name: bytes, entry: object, next_id: int) -> bool:
         nonlocal room
@@ -207,19 +207,46 @@ def test_a_directory_that_takes_many_replies_is_listed_once(tmp_path: Path, monk
 
     async def body() -> None:
         nonlocal room
-        mount = Operations(store, Options(), {}, lambda: None)
         context = cast(pyfuse3.RequestContext, None)
         directory = mount.inodes.lookup("d", Kind.DIRECTORY)
         handle, before = await mount.opendir(directory, context), -1
         while len(sent) > before:
             before, room = len(sent), 7
             await mount.readdir(handle, before, cast(pyfuse3.ReaddirToken, None))
+            if not before:
+                after_first()
         await mount.releasedir(handle)
         mount.inodes.forget(directory, 1)
-        assert known(mount.inodes) == Counter(f"d/{name}" for name in names)
+        assert known(mount.inodes) == Counter(f"d/{name}" for name in sent[2:])
         await mount.aclose()
 
     monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
     trio.run(body)
-    assert sorted(sent) == [".", "..", *names]
+    assert sent[:2] == [".", ".."]
+    return sent[2:]
+
+
+def store_of(root: Path, names: list[str]) -> Counting:
+    (root / "d").mkdir(parents=True)
+    for name in names:
+        (root / "d" / name).touch()
+    return Counting(str(root))
+
+
+def test_a_directory_that_takes_many_replies_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry that does not fit into a reply begins the next one, and the kernel has not looked it up before."""
+    names = [f"{number:04}" for number in range(30)]
+    store = store_of(tmp_path, names)
+    mount = Operations(store, Options(), {}, lambda: None)
+    assert sorted(listed_in_replies(mount, monkeypatch, lambda: None)) == names
     assert store.listings == 1
+
+
+def test_an_open_listing_goes_on_in_a_new_version_after_the_last_name_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = store_of(tmp_path / "old", [f"{number:04}" for number in range(20)]), ["0000", "0003a", "0004a", "0019"]
+    mount = Operations(old, Options(), {}, lambda: None)
+    after = StoreVersion(store_of(tmp_path / "new", new), Options())
+    found = listed_in_replies(mount, monkeypatch, lambda: mount.show(after))
+    assert found == ["0000", "0001", "0002", "0003", "0004", "0004a", "0019"]

@@ -69,6 +69,14 @@ def test_a_mount_whose_daemon_has_died_hides_no_other_name(
     assert trio.run(listed) == [(name, Kind.DIRECTORY) for name in ("a", "dead", "z")]
 
 
+def test_a_key_below_a_dangling_link_is_a_failure_not_a_missing_key(store: FileSystemStore) -> None:
+    """A directory of chunks may be a link into an annex or to a disk that is not there."""
+    (Path(store.path) / "c").symlink_to("nowhere")
+    for read in (store.info, store.open) * 2:  # the second time, the kernel has cached the link
+        with pytest.raises(ReadError, match="c: is a symbolic link to nowhere, which is not there"):
+            trio.run(read, "c/0")
+
+
 def test_links_within_the_base_are_followed(store: FileSystemStore) -> None:
     base = Path(store.path)
     (base / "d").mkdir()

@@ -27,7 +27,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 from tests.store.contract import StoreContract, Tree, keys, listed
 from tests.views.viewstores import GROUP_2, v2, v3, viewed, written
-from zarrfs.errors import NotFound, ReadError
+from zarrfs.errors import NotFound, ReadError, TargetChanged
 from zarrfs.store.api import Value
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.views.translated import TranslatedView
@@ -437,5 +437,25 @@ def test_a_damaged_index_is_an_error_for_the_chunks_of_its_shard_only(tmp_path: 
                     await call(key)
         for key in ("0/0", "1/1", "2/4"):
             assert bytes(await view.get(key)) == b"1234"
+
+    on_view(written(tmp_path, source), 2, check)
+
+
+def test_a_shard_that_is_replaced_between_its_index_and_its_chunk_is_an_error(tmp_path: Path) -> None:
+    """The bytes at the old offset would be those of another chunk."""
+    source = {"zarr.json": v3(**SHARDED), "c/0/0": shards_of({"0/0": b"1234", "0/1": b"5678"})["0/0"]}
+
+    async def check(view: TranslatedView, base: Path) -> None:
+        original = view.lower.open
+
+        async def opened(key: str) -> Value:
+            if key == "c/0/0":
+                (base / key).write_bytes(shards_of({"0/0": b"123456", "0/1": b"78"})["0/0"])
+            return await original(key)
+
+        assert bytes(await view.get("0/1")) == b"5678"
+        view.lower.open = opened  # type: ignore[method-assign]
+        with pytest.raises(TargetChanged, match="0/1: its shard has changed"):
+            await view.open("0/1")
 
     on_view(written(tmp_path, source), 2, check)

@@ -71,6 +71,7 @@ def test_null_attributes_are_empty() -> None:
         ({"compressor": {"codec": "https://purl.org/zarr/spec/codec/new/1.0"}}, "is not known"),
         ({"compressor": {"codec": 3}}, "compressor"),
         ({"extensions": ["x"]}, "extension 'x' must be understood"),
+        ({"extensions": [{"extension": "x", "must_understand": True}]}, "extension 'x' must be understood"),
         ({"storage_transformers": [1]}, "storage_transformers"),
         ({"attributes": {"filters": "x"}}, "filters"), ({"chunk_memory_layout": "A"}, "order"),
         ({"extensions": 1}, "extens"),
