@@ -163,7 +163,7 @@ def test_a_view_is_writable_only_with_an_upper_directory(tmp_path: Path) -> None
 
 BROKEN = {  # documents that break a rule, and an entry that cannot be read
     "raw/.zarray": '{"zarr_format": 2, "shape": [-1]}', "raw/.zattrs": "[]", ".zattrs": "{", ".zgroup": "1",
-    "raw": None,
+    "raw": None, "raw/zarr.json": '{"zarr_format": 3, "node_ty',
 }  # fmt: skip
 FILES = {"v3": ("zarr.json",), "v2": (".zarray",), "arrays": (".npy", ".json")}
 

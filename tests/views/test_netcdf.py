@@ -158,16 +158,19 @@ def test_unsupported_arrays_are_left_out_with_a_reason(tmp_path: Path, caplog: p
         "quad": {"dtype": "<f16"}, "atto": {"dtype": "<M8[as]"}, "huge": {"shape": [2**61], "dtype": "<f8"},
         "lacking": {"compressor": {"id": "nowhere"}}, "weeks": {"dtype": "<M8[W]", "fill_value": 2**62},
         "years": {"dtype": "<M8[Y]", "fill_value": -(10**17)},
+        "fields of objects": {"dtype": [["a", "<i4"], ["b", "|O"]], "fill_value": None},
     }.items():  # fmt: skip
         (tmp_path / "z" / name).mkdir()
         document = json.loads((tmp_path / "z/good/.zarray").read_text()) | change
         (tmp_path / "z" / name / ".zarray").write_text(json.dumps(document))
     left_out = converted(tmp_path / "z", tmp_path / "x.nc")
-    assert set(left_out) == {"objects", "other", "fields", "deep", "quad", "atto", "huge", "lacking", "weeks", "years"}
+    assert set(left_out) == {
+        "objects", "other", "fields", "fields of objects", "deep", "quad", "atto", "huge", "lacking", "weeks", "years",
+    }  # fmt: skip
     assert left_out["weeks"] == "fill_value: a time that is out of the range of NetCDF's int64"
     assert left_out["lacking"] == "nowhere: numcodecs has no such codec here"
     assert "NetCDF-4 has no such type" in left_out["quad"]
-    assert len([record for record in caplog.records if "left out" in record.message]) == 10
+    assert len([record for record in caplog.records if "left out" in record.message]) == 11
     with netCDF4.Dataset(tmp_path / "x.nc") as file:
         assert list(file.variables) == ["good"]
 

@@ -126,7 +126,10 @@ def test_chunks_of_an_array_whose_document_has_changed_are_errors_until_a_new_vi
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-@pytest.mark.parametrize("change", ["type", "nested", "removed", "evicted", "evicted and removed", "evicted, a group"])
+EVICTED = ["evicted", "evicted and removed", "evicted, a group", "evicted, no document"]
+
+
+@pytest.mark.parametrize("change", ["type", "nested", "removed", *EVICTED])
 @pytest.mark.parametrize("version", [2, 3])
 def test_chunks_of_an_array_without_chunks_at_first_are_never_those_of_another_array(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: Literal[2, 3], change: str
@@ -146,6 +149,8 @@ def test_chunks_of_an_array_without_chunks_at_first_are_never_those_of_another_a
             (base / "a/0/0").write_bytes(b"1")
         elif change.endswith("removed"):
             shutil.rmtree(base / "a")
+        elif change == "evicted, no document":
+            (base / "a/.zarray").unlink()
         elif change.endswith("group"):
             (base / "a/.zarray").rename(base / "a/.zgroup")
             (base / "a/.zgroup").write_bytes(GROUP_2)
@@ -158,6 +163,9 @@ def test_chunks_of_an_array_without_chunks_at_first_are_never_those_of_another_a
                 assert await document(view, f"{name}/{shown}")
             with pytest.raises(TargetChanged, match="a has changed"):
                 await view.get("a/0.0")
+        if change in EVICTED:
+            with pytest.raises(ReadError, match="has changed: zarrfs refresh"):
+                await view.get(f"a/{shown}")
         await view.aclose()
 
     trio.run(main, clock=MockClock(autojump_threshold=0))

@@ -119,18 +119,20 @@ class ArraysView(DecodedView):
             base, dot, suffix = name.rpartition(".")
             if found is None and base and dot + suffix in _SUFFIXES:
                 array = await self.hierarchy.node(join_key(prefix, base))
-                found = self._file(array, dot + suffix) if array is not None and array.leaf else None
+                found = self._file(array, dot + suffix) if array is not None and array.may_be_array else None
         if found is None:
             raise NotFound(key)
         return found
 
     def _own_files(self, group: Node) -> list[tuple[str, _ViewEntry]]:
         """Return the files of a directory that are not of a child: those of a root array, or a group's attributes."""
-        if group.leaf:
+        made: list[tuple[str, _ViewEntry | None]] = []
+        if group.may_be_array and not group.path:
             made = [(ROOT + suffix, self._file(group, suffix)) for suffix in _SUFFIXES]
+        if group.broken and not group.leaf:
+            made.append((ATTRIBUTES, _ViewEntry(group, b"")))
+        if group.may_be_array:
             return [(name, file) for name, file in made if file is not None]
-        if group.broken:
-            return [(ATTRIBUTES, _ViewEntry(group, b""))]
         attributes = group.metadata.attributes if group.metadata is not None else {}
         if group.problem is not None:
             self.leave_out(group.path, group.problem)
@@ -146,9 +148,9 @@ class ArraysView(DecodedView):
         node = await self.hierarchy.node(path)
         if node is None:
             return []
-        if not node.leaf:
-            return [self._info(name, _ViewEntry(node))]
-        found = []
+        found = [] if node.leaf else [self._info(name, _ViewEntry(node))]
+        if not node.may_be_array:
+            return found
         for suffix in _SUFFIXES:
             file, called = self._file(node, suffix), name + suffix
             other = await self.hierarchy.node(path + suffix) if called in taken else None

@@ -67,6 +67,11 @@ class Node(NamedTuple):
         """Return whether a document is invalid or unreadable."""
         return self.problem is not None and not self.unsupported
 
+    @property
+    def may_be_array(self) -> bool:
+        """Return whether it is an array, or an invalid document does not tell that it is none."""
+        return self.leaf or self.broken
+
 
 class NodeDocument(NamedTuple):
     """A document of a node, as found in the store."""
@@ -509,7 +514,7 @@ class View(WrappingStore):
     def check_document(self, node: Node) -> None:
         """Raise ReadError, about the document in the source, if a node has a problem."""
         if node.problem is not None:
-            raise ReadError(node.documents[0] or "/", node.problem)
+            raise ReadError((*node.documents, node.path)[0] or "/", node.problem)  # perhaps its document was removed
 
     async def left_out(self, key: str) -> dict[str, str]:
         """Return why arrays at or below `key` are left out, by path, of those looked up so far."""

@@ -213,7 +213,8 @@ class TranslatedView(View):
         """Translate the documents of a node. Raise MetadataError if the version cannot express it."""
         metadata = node.metadata
         if metadata is None:
-            return _TranslatedNode(node, {self._names[0] if node.leaf or self._version == 3 else ".zgroup": b""})
+            # a broken node that need not be an array may be one or a group
+            return _TranslatedNode(node, dict.fromkeys(self._names[:1] if node.leaf else self._names[::2], b""))
         chunks: ChunkNames | None = None
         if isinstance(metadata, ArrayMetadata):
             translation = translate(metadata, self._version)

@@ -88,7 +88,7 @@ def _check_extensions(document: dict[str, JSON]) -> None:
 
 def _array(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetadata:
     if document.get("storage_transformers"):
-        raise MetadataError("storage_transformers: none is known")
+        raise Unsupported("storage_transformers: none is known")
     attributes = dict(attributes)
     # zarr-python 2 stored filters as an attribute
     members = {"zarr_format": 2, "filters": attributes.pop("filters", None)}

@@ -177,7 +177,7 @@ def _struct(text: Text) -> DataType:
     for field in text:
         inner = _of_text(field[1])
         if not inner.itemsize:
-            raise MetadataError("dtype: a field of objects")
+            raise Unsupported("dtype: a field of objects")
         size += inner.itemsize * (math.prod(field[2]) if len(field) > 2 else 1)
         if inner.mixed:
             orders |= {"little", "big"}
