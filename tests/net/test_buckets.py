@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import http.server
+import io
 import json
 import subprocess
 import sys
 import threading
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,15 +67,36 @@ def on_s3(s3: S3) -> tuple[list[str], str]:
 
 @pytest.mark.parametrize(
     ("name", "anonymous", "words"),
-    [("none.zarr", False, "not found"), ("none.json", False, "not found"), ("private.json", True, "s3.profile=")],
-)
+    [
+        ("none.zarr", False, "not found"), ("none.json", False, "not found"), ("private.json", True, "s3.profile="),
+        ("data.bin", False, "is a file"),
+    ],
+)  # fmt: skip
 def test_a_misspelt_or_private_name_is_an_error_not_an_empty_store(
     s3: S3, name: str, anonymous: bool, words: str
 ) -> None:
     s3.client.put_object(Bucket=s3.bucket, Key="private.json", Body=b"{}")
+    s3.client.put_object(Bucket=s3.bucket, Key="data.bin", Body=b"data")
     options = {"endpoint_url": s3.endpoint, "anon": True} if anonymous else s3.options
     with pytest.raises(ZarrfsError, match=f"^s3://{s3.bucket}/{name}: .*{words}"):
         plan_source(f"s3://{s3.bucket}/{name}", parse(told("s3", options)).options, child=False)
+
+
+def test_an_empty_bucket_is_an_empty_store(s3: S3) -> None:
+    s3.client.create_bucket(Bucket="emptied")
+    s3.client.put_object(Bucket="emptied", Key="marker/", Body=b"")
+    for url in "s3://emptied/marker", "s3://emptied":
+        assert plan_source(url, parse(told("s3", s3.options)).options, child=False).kind == "zarr"
+        s3.client.delete_object(Bucket="emptied", Key="marker/")
+
+
+def test_a_zip_file_in_a_bucket_is_known_by_its_content(s3: S3) -> None:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as file:
+        file.writestr(".zgroup", '{"zarr_format": 2}')
+    s3.client.put_object(Bucket=s3.bucket, Key="zipped", Body=content.getvalue())
+    plan = plan_source(f"s3://{s3.bucket}/zipped", parse(told("s3", s3.options)).options, child=False)
+    assert plan.url == f"zip://::s3://{s3.bucket}/zipped"
 
 
 def test_the_tag_of_s3_is_the_same_in_ranges_attributes_and_listings(on_s3: tuple[list[str], str]) -> None:

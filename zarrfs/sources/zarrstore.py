@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # not needed for a local directory
     from zarrfs.store.remotefiles import RemoteFiles
 
 _NO_SET = "a reference set in a directory has the Parquet layout: a .zmetadata with record_size"
+_A_FILE = "is a file; a Zarr store is a directory (or a zip file)"
 _UNLISTED = "the server shows no listings: to list an array, each chunk of its grid is requested"
 _PLAIN = "a plain Zarr store or directory: -o type=zarr"
 _PIECE = 1 << 20  # bytes of a document read at a time
@@ -160,7 +161,7 @@ async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
     try:
         there, problem = await _documents_at(store), None
     except (NotADirectoryError, NotDirectory):
-        there, problem = None, "is a file; a Zarr store is a directory (or a zip file)"
+        there, problem = None, _A_FILE
     except (TargetMissing, AccessDenied) as exc:
         there, problem = None, exc.reason
     names, probe = there if there is not None else ([], DOCUMENTS)
@@ -187,9 +188,10 @@ async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
         lists = there is not None and (name in names or name.startswith(".") or not _is_web(url))
         return Plan(shown, "zarr", url=url, lists=lists, warnings=() if lists else (_UNLISTED,))
     if there is not None:
-        if document is None and await store.is_flat() and await anext(store.list_dir(""), None) is None:
-            raise SourceError(shown, "the bucket has no object of this name, and none below it")
-        return Plan(shown, "zarr", url=url)
+        # the keys below a name do not show whether it is a file, an empty bucket or misspelt
+        if not await store.is_flat() or (await files.stat_at(system, path)).directory:
+            return Plan(shown, "zarr", url=url)
+        problem = _A_FILE
     start = await head(files, system, path)
     if urls.protocols(url)[:1] != ["zip"] and is_zip(start):
         return await _plan_remote(files, f"zip://::{url}", options)
