@@ -88,7 +88,7 @@ def test_reading_without_sources_is_an_error() -> None:
 def test_a_blob_missing_from_all_sources(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    error = fails((tmp_path, other), TargetMissing, "no such blob: in none of")
+    error = fails((tmp_path, other), TargetMissing, "no such blob: in none of these places")
     assert str(tmp_path) in str(error)
     assert REF in str(error)
 

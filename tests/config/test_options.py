@@ -305,7 +305,8 @@ def test_a_list_of_urls_is_shown_without_secrets() -> None:
 
 @pytest.mark.parametrize(
     "given", [{"s3.key": "a", "s3.anon": True}, {"s3": {"key": "a", "anon": True}},
-              {"storage_options": {"s3": {"key": "a", "anon": True}}}],
+              {"storage_options": {"s3": {"key": "a", "anon": True}}},
+              {"storage_options": {"s3": {"key": "a", "anon": False}}, "s3": {"anon": True}}],
 )  # fmt: skip
 def test_storage_options_of_python_are_as_those_of_the_command_line(given: dict[str, object]) -> None:
     assert parse(as_items(given)).options.storage == {"s3": {"anon": True, "key": "a"}}

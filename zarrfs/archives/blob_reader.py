@@ -200,7 +200,7 @@ class BlobReader(TargetReader):
     def _gravest(self, failures: list[ReadError], blobref: str) -> ReadError:
         """Return the first failure other than TargetMissing, if there is one; else that the blob is missing."""
         shown = ", ".join(place.shown for place in self._places)
-        where = f"in none of {shown}" if shown else "no blobs= given"
+        where = f"in none of these places ({shown})" if shown else "no blobs= given"
         missing = TargetMissing(blobref, f"no such blob: {where}")
         return next((failure for failure in failures if not isinstance(failure, TargetMissing)), missing)
 

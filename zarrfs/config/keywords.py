@@ -25,7 +25,7 @@ def as_items(given: Mapping[str, Any]) -> list[str]:
     if not isinstance(storage, Mapping) or not all(isinstance(one, Mapping) for one in storage.values()):
         raise UsageError('option storage_options: expected {"s3": {"anon": True}}')
     items: list[str] = []
-    for name, value in {**storage, **given}.items():
+    for name, value in [*storage.items(), *given.items()]:
         if name == "storage_options":
             continue
         if name not in TABLE and isinstance(value, Mapping):  # s3={"anon": True}
