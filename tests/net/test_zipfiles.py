@@ -7,6 +7,7 @@ import struct
 import tracemalloc
 import zipfile
 from pathlib import Path
+from typing import IO
 
 import pytest
 import trio
@@ -107,3 +108,35 @@ def test_member_names_without_the_utf8_flag_are_decoded(tmp_path: Path, raw: byt
             await store.aclose()
 
     assert trio.run(main) == ([shown], b"data" * 100)
+
+
+def test_readers_of_a_large_compressed_member_each_decompress_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read-ahead requests several parts at a time, and the second reader is far behind the first one."""
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as made, made.open("a", "w") as member:
+        for at in range(160):
+            member.write(at.to_bytes(4, "little") * (1 << 18))
+    opened: list[str] = []
+    real = zipfile.ZipFile.open
+
+    def opening(self: zipfile.ZipFile, name: str) -> IO[bytes]:
+        opened.append(name)
+        return real(self, name)
+
+    monkeypatch.setattr(zipfile.ZipFile, "open", opening)
+
+    async def check(files: RemoteFiles) -> None:
+        url, size = f"zip://a::{tmp_path}/x.zip", 160 << 20
+
+        async def scan(begin: int, stop: int) -> None:
+            for at in range(begin, stop, 1 << 19):
+                expected = (at >> 20).to_bytes(4, "little") * (1 << 17)
+                assert await files.read(url, at, 1 << 19, 0, size) == expected
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(scan, 0, size // 4)
+            nursery.start_soon(scan, 3 * size // 4, size)
+
+    using(check, Options(memory_limit=128 << 20))
+    assert len(opened) <= 4

@@ -1,8 +1,8 @@
 """ZipSystem: the members of a local or remote zip file.
 
 The index is read once. A member is fetched as one value, which reaches from its header to the next one. Stored members
-(as Zarr writes them) are sliced. Compressed members are decompressed in worker threads, and kept open so that a reader
-that continues does not begin again. Source: PKWARE APPNOTE 6.3 (local file header, 4.3.7).
+(as Zarr writes them) are sliced. Compressed members are decompressed in worker threads, in the order of bytes, and
+kept open so that a reader that continues does not begin again. Source: PKWARE APPNOTE 6.3 (local file header, 4.3.7).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import calendar
 import contextlib
 import io
 import struct
+import weakref
 import zipfile
 import zlib
 from collections.abc import Awaitable, Callable
@@ -30,7 +31,8 @@ Read: TypeAlias = Callable[[int, int, int, int], Awaitable[Buffer]]
 
 _LOCAL_HEADER = 30  # bytes, before the name and the extra field
 _UTF_8 = 1 << 11  # flag of a member whose name is in UTF-8
-_IDLE = 8  # compressed members kept open
+_IDLE = 8  # open files of compressed members that are kept
+_WINDOW = 64 << 20  # bytes: ranges of a member that are no further apart are decompressed in their order
 _THREADS = 8
 _BAD = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, RuntimeError, UnicodeError)
 _BUFFER = 256 << 10  # bytes that zipfile reads in one call
@@ -60,7 +62,9 @@ class ZipSystem(System):
         self._starts: list[int] = []  # sorted offsets of all members, of the index and of the end
         self._directories: dict[str, set[str]] = {"": set()}
         self._room = 0  # bytes that more directories may take
-        self._idle: dict[str, IO[bytes]] = {}  # compressed members, open where the last read ended
+        self._idle: dict[tuple[str, int], IO[bytes]] = {}  # open compressed members, by name and position
+        self._wanted: list[tuple[str, int]] = []  # names and starts of the ranges that are, or will be, decompressed
+        self._turns: weakref.WeakValueDictionary[str, trio.Lock] = weakref.WeakValueDictionary()  # by name
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
         info = await self._member(path)
@@ -77,7 +81,7 @@ class ZipSystem(System):
             low, high = self._extent(self._header_at(path, info))
             if high - low <= _AHEAD:  # fetch the member before zipfile reads it, which holds a lock
                 await self._read(low, 1, low, high)
-            data = await self._thread(path, self._decompressed, await self._open(), path, start, stop)
+            data = await self._decompressed(path, start, stop)
         return Fetched(data, None, info.file_size)
 
     async def stat(self, path: str) -> Entry:
@@ -205,19 +209,35 @@ class ZipSystem(System):
             raise ReadError(self.shown(path), "bad zip file: wrong checksum")
         return data
 
-    def _decompressed(self, archive: zipfile.ZipFile, path: str, start: int, stop: int) -> bytes:
-        # each file is in one thread, which removes it from _idle
-        file = self._idle.pop(path, None) or archive.open(path)
+    async def _decompressed(self, path: str, start: int, stop: int) -> bytes:
+        """Decompress a range, after those shortly before it: the read-ahead of a reader requests several at a time."""
+        archive, turn = await self._open(), self._turns.setdefault(path, trio.Lock())
+        self._wanted.append((path, start))
         try:
-            file.seek(start)
-            data = file.read(stop - start)
-        except BaseException:
-            file.close()
-            raise
-        self._idle[path] = file
+            while True:
+                async with turn:  # in the order of the requests; one that is too early goes to the end of the queue
+                    if not any(one == path and 0 < start - other <= _WINDOW for one, other in self._wanted):
+                        return await self._go_on(archive, path, start, stop)
+        finally:
+            self._wanted.remove((path, start))
+
+    async def _go_on(self, archive: zipfile.ZipFile, path: str, start: int, stop: int) -> bytes:
+        """Read a range from the open file that is nearest before it, or from a new one."""
+        nearest = max((at for one, at in self._idle if one == path and at <= start), default=-1)
+        present = self._idle.pop((path, nearest), None)
+
+        def read() -> tuple[IO[bytes], bytes]:
+            file = present or archive.open(path)
+            try:
+                file.seek(start)
+                return file, file.read(stop - start)
+            except BaseException:
+                file.close()
+                raise
+
+        self._idle[path, stop], data = await self._thread(path, read)
         while len(self._idle) > _IDLE:
-            with contextlib.suppress(KeyError, StopIteration, RuntimeError):  # another thread has changed it
-                self._idle.pop(next(iter(self._idle))).close()
+            self._idle.pop(next(iter(self._idle))).close()
         return data
 
     async def _thread(self, path: str, function: Callable[..., T], *args: Any) -> T:
