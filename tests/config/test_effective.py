@@ -292,6 +292,7 @@ def test_paths_in_storage_options_resolve_beside_the_file(
         ("retries = 1", "retries: no section: expected [options], [storage], [source]"),
         ("[storage]\ns3 = 1", "[storage.s3]: expected a section, not a value"),
         ("[storage.'s3://b/c']\nx = 1", '[storage."s3://b/c"]: expected a protocol'),
+        ("[storage.s3]\nanon = 'no'", "[storage.s3]: option s3.anon: expected true or false"),
         ("[storage.s3]\nregion = 2020-01-01", "[storage.s3] region: "),
         (f"[storage.s3]\n{'region.' * 5000}b = 1", "[storage.s3] region: "),
         ("[source.'/x'.storage.s3]\nendpoint = 'http://h'",

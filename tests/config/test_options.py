@@ -123,7 +123,8 @@ def test_storage_options_are_kept_by_protocol() -> None:
     [
         ("password=123456", "123456"), ("password=1e5", "1e5"), ("password=01", "01"), ("secret=NaN", "NaN"),
         ('secret="a"', '"a"'), ("region=2", "2"), ("port=2222", 2222), ("timeout=0.5", 0.5), ("port=x", "x"),
-        ("anon=0", False), ("anon=1", True), ("anon=true", True), ("x=false", False), ("x=null", None),
+        ("anon=0", False), ("anon=1", True), ("anon=true", True), ("anon=no", False), ("requester_pays=False", False),
+        ("x=false", False), ("x=null", None),
         ("x=[1]", [1]), ('x={"a": 1}', {"a": 1}), ("x={a", "{a"), ("x=", ""),
     ],
 )  # fmt: skip
@@ -232,6 +233,7 @@ def test_every_protocol_that_fsspec_has_may_have_options() -> None:
         ("base=", "option base=: expected a value"),
         ("s4.anon=true", "option s4.anon: unknown protocol 's4' (did you mean s3?)"),
         ("htpp://h.token=x", "option htpp://h.token: unknown protocol 'htpp' (did you mean http?)"),
+        ("s3.anon=never", "option s3.anon: expected true or false"),
         ("s3.endpoint=x", "option s3.endpoint: unknown (did you mean endpoint_url?)"),
         ("az://c.acount_name=x", "option az://c.acount_name: unknown (did you mean account_name?)"),
         ("https.hedaers={}", "option https.hedaers: unknown (did you mean headers?)"),

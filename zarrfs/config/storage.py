@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
 
 from zarrfs.config.urls import names
-from zarrfs.config.values import did_you_mean
+from zarrfs.config.values import did_you_mean, flag
 from zarrfs.errors import UsageError
 
 # Protocols that are known without importing fsspec, which takes half a second.
@@ -55,7 +56,7 @@ _NUMBERS = frozenset(
         "timeout",
     )
 )  # fmt: skip
-# Options that are flags; 0 and 1 mean false and true.
+# Options that are flags. Only gs.requester_pays may be other text, a project.
 _FLAGS = frozenset(
     (
         "allow_redirects", "anon", "encoded", "kerberos", "requester_pays", "ssl", "tls", "use_https", "use_ssl",
@@ -69,8 +70,9 @@ def storage_value(name: str, text: str) -> object:
 
     Options that are always numbers or flags get one.
     """
-    if name in _FLAGS and text in ("0", "1"):
-        return text == "1"
+    if name in _FLAGS:
+        with contextlib.suppress(ValueError):
+            return flag(text)
     if not (text[:1] in ("{", "[") or text in ("true", "false", "null") or name in _NUMBERS):
         return text
     try:
@@ -111,10 +113,12 @@ def check_storage(place: str, options: Mapping[str, object]) -> None:
         hint = did_you_mean(protocol, sorted({*KNOWN, *_installed()}), 0.5)
         more = hint or ": neither fsspec nor an installed package has it"
         raise UsageError(f"option {place}.{next(iter(options), 'NAME')}: unknown protocol {protocol!r}{more}")
-    for name in options:
+    family = names(protocol)[0]
+    for name, value in options.items():
         if wrong := unknown_option(place, name):
             raise UsageError(wrong)
-    family = names(protocol)[0]
+        if name == "anon" and value not in (None, True, False):
+            raise UsageError(f"option {place}.{name}: expected true or false")
     for name in _OBJECTS.get(family, ()):
         _check_object(f"option {place}.{name}", options.get(name))
     client = options.get("client_kwargs")
