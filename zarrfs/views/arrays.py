@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Hashable
 from typing import Any, NamedTuple
 
 from zarrfs.concurrency.tasks import for_each
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import (
     Info,
     Kind,
@@ -145,7 +145,10 @@ class ArraysView(DecodedView):
     async def _entries_of(self, group: Node, name: str, taken: set[str]) -> list[Info]:
         """Return the entries of the child `name` of a group; `taken`: names of children that its files might have."""
         path = join_key(group.path, name)
-        node = await self.hierarchy.node(path)
+        try:
+            node = await self.hierarchy.node(path)
+        except ReadError as exc:  # perhaps only for now: a lookup reads the document again
+            node = Node(path, None, exc.reason, (exc.where,))
         if node is None:
             return []
         found = [] if node.leaf else [self._info(name, _ViewEntry(node))]
