@@ -245,7 +245,8 @@ def test_a_directory_that_takes_many_replies_is_listed_once(tmp_path: Path, monk
 def test_an_open_listing_goes_on_in_a_new_version_after_the_last_name_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old, new = store_of(tmp_path / "old", [f"{number:04}" for number in range(20)]), ["0000", "0003a", "0004a", "0019"]
+    old = store_of(tmp_path / "old", [f"{number:04}" for number in range(20)])
+    new = ["0000", "0003a", "0003b", "0004a", "0019"]
     mount = Operations(old, Options(), {}, lambda: None)
     after = StoreVersion(store_of(tmp_path / "new", new), Options())
     found = listed_in_replies(mount, monkeypatch, lambda: mount.show(after))

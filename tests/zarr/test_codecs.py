@@ -306,3 +306,12 @@ def test_json_in_an_encoding_of_python_is_refused(encoding: object) -> None:
     }  # fmt: skip
     (reason,) = check_codecs(parsed({".zarray": json.dumps(document).encode()}.get))
     assert f"encoding {encoding}" in reason
+
+
+@pytest.mark.parametrize("dtype", ["<i2", ">i2"])
+def test_v3_filters_get_values_in_any_byte_order(dtype: str) -> None:
+    stored = np.array([300, 1, 1, 2], dtype=">i2").tobytes()
+    codecs = (("numcodecs.delta", {"dtype": "<i2"}), ("bytes", {"endian": "big"}))
+    found = decode_chunk(array_of(dtype, (2, 2), *codecs), stored)
+    assert found.dtype == np.dtype(dtype)
+    assert found.tolist() == [[300, 301], [302, 304]]
