@@ -359,7 +359,7 @@ def read(items: Iterable[str], sloppy: bool = False) -> Assignments:
             _add(given, item, name, value if equals else None, before)
         except UsageError:
             if name not in TABLE and secret:  # the item may be half of it, and is not shown
-                rule = "no option after its comma (write a comma in a value as \\,)"
+                rule = "followed by an unknown option (write a comma in a value as \\,)"
                 raise UsageError(f"option {before}: {rule}") from None
             if name in TABLE or not sloppy:
                 raise
