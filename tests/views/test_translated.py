@@ -77,6 +77,7 @@ def test_the_chunk_of_a_scalar_below_a_prefix_is_listed(tmp_path: Path) -> None:
 
 def test_nested_chunks_of_old_stores_are_detected(tmp_path: Path) -> None:
     both = {"flat/.zarray": v2(), "flat/1.1": b"x", "nested/.zarray": v2(), "nested/1/0": b"x", "none/.zarray": v2()}
+    both |= {"declared/.zarray": v2(dimension_separator="."), "declared/1/0": b"x"}
 
     async def as_v2(view: TranslatedView) -> None:
         assert "dimension_separator" not in await document(view, "flat/.zarray")
@@ -85,7 +86,7 @@ def test_nested_chunks_of_old_stores_are_detected(tmp_path: Path) -> None:
         assert bytes(await view.get("nested/1/0")) == b"x"
 
     async def as_v3(view: TranslatedView) -> None:
-        for path, separator in ("flat", "."), ("nested", "/"):
+        for path, separator in ("flat", "."), ("nested", "/"), ("declared", "."):
             encoding = {"name": "v2", "configuration": {"separator": separator}}
             assert (await document(view, f"{path}/zarr.json"))["chunk_key_encoding"] == encoding
 

@@ -151,6 +151,11 @@ def test_damaged_pickles_are_refused(data: bytes) -> None:
         parse_node("__zmeta__", data)
 
 
+def test_long_pickles_are_refused() -> None:
+    with pytest.raises(MetadataError, match="more than 65536 bytes"):
+        parse_node("__zmeta__", b"\x80\x02" + b"N" * (1 << 16) + b".")
+
+
 def bombs() -> list[bytes]:
     """Return small pickles whose unpickling would take hours, or all memory."""
     pairs = b"\x80\x02}N\x85q\x00" + b"".join(b"h%ch%c\x86q%c" % (at, at, at + 1) for at in range(60))
