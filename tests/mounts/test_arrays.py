@@ -16,6 +16,7 @@ import pytest
 import zarr
 
 from tests.mounts.mounting import log_of, mounted
+from tests.servers import Faulty
 from tests.zarrsamples import DRAFT, ROOT, SAMPLES
 
 Array = np.ndarray[Any, Any]
@@ -101,3 +102,18 @@ def test_a_changed_chunk_is_seen_when_the_file_is_opened_again(tmp_path: Path) -
         zarr.open_array(tmp_path / "x.zarr/x", mode="r+")[700:800] = 5
         time.sleep(1.5)
         assert (mountpoint / "x.npy").read_bytes() == npy(items)
+
+
+def test_an_array_is_read_to_its_end_once_its_document_can_be_read(tmp_path: Path, faulty: Faulty) -> None:
+    about = {"zarr_format": 2, "shape": [2], "chunks": [2], "dtype": "|u1", "fill_value": 7, "order": "C"}
+    document = json.dumps(about | {"compressor": None, "filters": None}).encode()
+    refs = {".zgroup": '{"zarr_format": 2}', "x/.zarray": [faulty.put("/x", document, forever=403)]}
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    with mounted(tmp_path / "refs.json", tmp_path / "mnt", "view=arrays", "retries=0") as mountpoint:
+        with os.scandir(mountpoint) as entries:
+            assert sorted(entry.name for entry in entries) == ["x", "x.json", "x.npy"]
+        with pytest.raises(PermissionError):
+            (mountpoint / "x.npy").read_bytes()
+        faulty.put("/x", document)
+        assert np.load(mountpoint / "x.npy").tolist() == [7, 7]
+        assert (mountpoint / "x.npy").stat().st_size == 130

@@ -604,10 +604,10 @@ class Operations(pyfuse3.Operations):
 
     def _fill_next(self, info: Info, inode: int) -> EntryAttributes:
         """Fill the entry that readdir reuses. If only inode and size differ from its last use, set only those."""
-        _name, kind, size, mode, mtime_ns, _target, allocated, links, _identity, _unreadable = info
+        _name, kind, size, mode, mtime_ns, _target, allocated, links, _identity, unreadable = info
         entry, others = self._entry, (kind, mode, mtime_ns, links)
-        if size is None or allocated is not None or others != self._filled:
-            self._filled = others if size is not None else ()
+        if size is None or unreadable or allocated is not None or others != self._filled:
+            self._filled = others if size is not None and not unreadable else ()
             return self._fill(entry, info, inode)
         if not self.current.sizes_known:
             self.inodes.sizes.shown(inode, size)
@@ -618,8 +618,9 @@ class Operations(pyfuse3.Operations):
 
     def _fill(self, entry: EntryAttributes, info: Info, inode: int) -> EntryAttributes:
         """Set every field that differs between entries, because `entry` may be a reused one."""
-        _name, kind, size, _mode, mtime_ns, _target, allocated, links, _identity, _unreadable = info
-        entry.attr_timeout = 0 if size is None else self._attr_timeout
+        _name, kind, size, _mode, mtime_ns, _target, allocated, links, _identity, unreadable = info
+        # the size of an unreadable entry is not that of its bytes, and it may be readable later
+        entry.attr_timeout = 0 if size is None or unreadable else self._attr_timeout
         if size is None or not self.current.sizes_known:
             size = self.inodes.sizes.shown(inode, size)
         entry.st_ino = InodeT(inode)
