@@ -379,6 +379,9 @@ def test_a_url_with_a_secret_in_a_world_readable_file_is_refused(user: Path) -> 
     assert refused() == f"{user}: [options]: blobs is a secret, and all may read this file: chmod o-r"
     user.chmod(0o640)
     assert held().blobs[1] == "https://me:hush@host/y"
+    named = user.parent / "a name with blanks.toml"
+    write(named, "[storage.s3]\nsecret = 'hush'\n", 0o644)
+    assert refused(f"config={named}").startswith(f"{named}: [options]: s3.secret is a secret")
 
 
 def test_other_values_may_be_in_a_world_readable_file(user: Path) -> None:

@@ -52,7 +52,7 @@ def read_file(path: str, owned: bool) -> ConfigFile:
             _check_rights(status, owned)
         found = _file(path, tables)
         if stat.S_ISREG(status.st_mode) and status.st_mode & 0o004:
-            _check_secrets((found.options, *found.sections))
+            _check_secrets(path, (found.options, *found.sections))
     except (FileNotFoundError, PermissionError):
         raise
     except OSError as exc:
@@ -87,10 +87,10 @@ def _check_rights(status: os.stat_result, owned: bool) -> None:
         raise UsageError("may be written by others: chmod go-w")
 
 
-def _check_secrets(sections: tuple[Section, ...]) -> None:
+def _check_secrets(path: str, sections: tuple[Section, ...]) -> None:
     """Raise UsageError for a secret, in a file that all may read."""
     for section in sections:
-        given, at = section.assignments, section.origin.partition(" ")[2]
+        given, at = section.assignments, section.origin.removeprefix(f"{path} ")
         found = [f"{place}.{name}" for place, storage in given.storage.items() for name, value in storage.items()
                  if is_secret(name, value)]  # fmt: skip
         texts = {name: value if isinstance(value, tuple) else (value,) for name, value in given.values.items()}
