@@ -18,7 +18,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.servers import GCS, S3, Azure, Faulty, Sftp, SignedS3
+from tests.servers import GCS, S3, Azure, Faulty, Sftp, SignedS3, serving
 from zarrfs.config.keywords import as_items
 from zarrfs.config.options import parse
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing, ZarrfsError
@@ -80,6 +80,12 @@ def test_a_misspelt_or_private_name_is_an_error_not_an_empty_store(
     options = {"endpoint_url": s3.endpoint, "anon": True} if anonymous else s3.options
     with pytest.raises(ZarrfsError, match=f"^s3://{s3.bucket}/{name}: .*{words}"):
         plan_source(f"s3://{s3.bucket}/{name}", parse(told("s3", options)).options, child=False)
+
+
+def test_a_refused_listing_says_how_to_log_in() -> None:
+    rule = r"^s3://b/none: the server refuses listings: .* 403 .*\(.*s3.profile="
+    with serving(lambda method, path: (403, {}, b"no")) as endpoint, pytest.raises(ZarrfsError, match=rule):
+        plan_source("s3://b/none", parse([f"s3.endpoint_url={endpoint}", "s3.anon"]).options, child=False)
 
 
 def test_an_empty_bucket_is_an_empty_store(s3: S3) -> None:

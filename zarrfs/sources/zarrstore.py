@@ -209,8 +209,7 @@ async def _documents_at(store: FsspecStore) -> tuple[list[str], Sequence[str]] |
         return None if found is None else ([name for name in DOCUMENTS if name in shown], ())
     await store.first_page("")  # not the whole listing: there may be millions of entries
     if not await store.is_flat():
-        public = "public data: -o s3.anon=true, gs.token=anon, az.anon=true"
-        raise AccessDenied("/", f"the server refuses listings ({public})")
+        raise AccessDenied("/", f"the server refuses listings: {store.refusal}")
     known = {name: store.names.get(name) for name in DOCUMENTS}
     names = [name for name, one in known.items() if one is not None and one.entry is not None]
     return names, [name for name, one in known.items() if one is None]

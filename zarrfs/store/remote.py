@@ -74,7 +74,7 @@ class FsspecStore(Store):
         self._listing: SingleFlight[str] = SingleFlight()
         self._paging: SingleFlight[str] = SingleFlight()
         self._tried: LRU[str, float] = LRU(_TRIED)  # directories whose first page was requested, and when
-        self._pages = True  # whether the server allows flat listings
+        self.refusal = ""  # why the server refuses flat listings
         self._ahead: set[str] = set()  # directories listed ahead that no reader has reached
         self._walked = 0  # directories listed one after the other, each within one that was listed
 
@@ -194,7 +194,7 @@ class FsspecStore(Store):
                 if exc.status is None and isinstance(exc, AccessDenied):  # no credentials were found at this time
                     raise
                 log.debug("%s", exc)
-                self._pages = False
+                self.refusal = exc.reason
                 return True
             found = FlatListing(self.names, directory)
             found.add(page.entries, asked)
@@ -210,7 +210,7 @@ class FsspecStore(Store):
             self._tried.put(directory, asked)
             return True
 
-        await self._paging.run(directory, ask, lambda: self._is_tried(directory) or not self._pages or None)
+        await self._paging.run(directory, ask, lambda: self._is_tried(directory) or bool(self.refusal) or None)
 
     def _is_tried(self, directory: str) -> bool:
         oldest = trio.current_time() - self.names.ttl
@@ -508,7 +508,7 @@ class FsspecStore(Store):
     async def is_flat(self) -> bool:
         """Return whether the server lists all keys below a directory, regardless of subdirectories."""
         system, _ = await self._path_of_key("")
-        return system.flat and self._pages
+        return system.flat and not self.refusal
 
     async def _get(self, key: str, entry: Entry, start: int, length: int) -> Buffer:
         system, path = await self._path_of_key(key)
