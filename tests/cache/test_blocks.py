@@ -222,6 +222,19 @@ def test_a_disk_that_fails_is_no_cache_and_no_error(faulty: Faulty, tmp_path: Pa
     assert faulty.gets() == 4
 
 
+def test_a_large_block_stays_in_memory_while_the_disk_keeps_none(faulty: Faulty, tmp_path: Path) -> None:
+    """The first block is lost by the failing write, and the next one is too large for the cache directory."""
+    url = faulty.put("/v", VALUE)
+    (tmp_path / "file").write_text("not a directory")
+    for most, options in {
+        2: Options(cache_dir=str(tmp_path / "file")),
+        1: Options(cache_dir=str(tmp_path / "small"), cache_size=500_000),
+    }.items():
+        faulty.requests.clear()
+        assert read(url, options, *[0] * 5, size=len(VALUE)) == [VALUE] * 5
+        assert faulty.gets() <= most
+
+
 def test_a_changed_version_is_remembered_for_the_next_run(faulty: Faulty, tmp_path: Path) -> None:
     url = faulty.put("/v", VALUE)
     options = Options(cache_dir=str(tmp_path))

@@ -95,6 +95,10 @@ class DiskCache:
             return None
         return data if len(data) == length else None
 
+    def keeps(self, size: int) -> bool:
+        """Return whether to write a block of `size` bytes: it is not too large, and no write has just failed."""
+        return time.monotonic() >= self._resume and self._directory.fits(size)
+
     def write(self, target: str, version: TargetVersion, start: int, data: Buffer) -> None:
         """Write `data`, the bytes of `target` from `start` on. Drop it if there is no room."""
         self._put(_name_of(target, version, start, start + len(data)), data)
@@ -187,7 +191,7 @@ class DiskCache:
             os.close(file)
 
     def _put(self, name: str, data: Buffer) -> None:
-        if time.monotonic() < self._resume or not self._directory.fits(len(data)):
+        if not self.keeps(len(data)):
             return
         head = _HEAD.pack(_MAGIC, len(data), xxhash.xxh3_64_intdigest(data, _seed(name)))
         try:

@@ -278,9 +278,10 @@ class DiskBlocks:
     # -- writing
 
     def write(self, wanted: BlockRequest, data: Buffer, version: TargetVersion) -> bool:
-        """Queue a block for writing; return False if too many wait."""
+        """Queue a block for writing; return False if too many wait, or if the disk keeps none of this size now."""
         size = len(data)
-        queued = size > 0 and self._put - self._done + size <= max(self._queue_max, size)
+        room = self._put - self._done + size <= max(self._queue_max, size)
+        queued = size > 0 and room and self._cache.keeps(size)
         if queued:
             self._later(size, self._cache.write, self._target(wanted), version, wanted.start, data)
         return queued
