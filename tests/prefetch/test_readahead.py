@@ -59,6 +59,15 @@ def test_random_reads_of_half_an_array_fetch_little(readers: int, tmp_path: Path
     assert outcome.waste < 45, outcome
 
 
+@pytest.mark.parametrize("readers", [1, 16])
+def test_a_scan_of_short_lines_after_random_reads_is_prefetched(readers: int, tmp_path: Path) -> None:
+    """Random reads have made a sequence need more reads in order than a line has chunks."""
+    chunks = grid(200, 5)
+    several = random.Random(1).sample(chunks[:400], 200)
+    outcome = read_all(a_store(tmp_path, chunks), several + chunks[400:], readers=readers)
+    assert outcome.share > 0.7, outcome  # 0.75 are in order
+
+
 @pytest.mark.parametrize(("readers", "share"), [(1, 0.99), (8, 0.97), (32, 0.8)])
 def test_a_range_of_columns(readers: int, share: float, square: RecordingStore) -> None:
     """Each row is read from and to the same columns as the rows before it."""

@@ -70,7 +70,9 @@ class _Array:
 
     def __init__(self) -> None:
         self.recent: LRU[Index, int] = LRU(_RECENT)
-        self.least = _LEAST  # reads in order that begin a sequence; doubled by each one until a prediction is correct
+        # reads in order that begin a sequence: doubled by each one, and one less after a correct prediction or a read
+        # next to one of the last, because a line may be shorter
+        self.least = _LEAST
 
     def line(self, index: Index) -> tuple[int, int, list[Index]] | None:
         """Return (axis, step, chunks) of latest reads in order along one axis, among them `index`, or None."""
@@ -79,7 +81,9 @@ class _Array:
         for other in itertools.islice(reversed(recent), 1, _LEAST):
             apart = [axis for axis in range(len(index)) if index[axis] != other[axis]]
             if len(apart) == 1:
-                steps.add((abs(index[apart[0]] - other[apart[0]]), -apart[0]))
+                step = abs(index[apart[0]] - other[apart[0]])
+                steps.add((step, -apart[0]))
+                self.least = max(_LEAST, self.least - (step == 1))
         for step, axis in ((step, -axis) for step, axis in sorted(steps)):
             before, after, low, high = index[:axis], index[axis + 1 :], index[axis], index[axis]
             while (*before, low - step, *after) in recent:
