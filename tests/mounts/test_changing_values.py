@@ -94,6 +94,20 @@ def test_opening_a_replaced_value_does_not_use_its_cached_size(changing: Changin
             assert os.stat(root / "v/0").st_size == size
 
 
+@pytest.mark.parametrize("begun", [True, False])
+def test_an_open_file_whose_value_was_removed_is_an_error_and_not_absent(
+    changing: Changing, tmp_path: Path, begun: bool
+) -> None:
+    """For ENOENT, readers of Zarr would return fill values."""
+    with mounted(changing.url, tmp_path / "mnt", SMALL) as root:
+        file = opened(root / "v/0")
+        if begun:
+            assert os.pread(file, 4096, 0) == changing.value[:4096]
+        changing.server.values.pop("/store/v/0")
+        assert error_of(os.pread, file, 4096, LATER) == errno.EIO
+        os.close(file)
+
+
 def test_an_open_file_keeps_its_size(changing: Changing, tmp_path: Path) -> None:
     """The name then leads to another inode, with the new size."""
     with mounted(changing.url, tmp_path / "mnt", SMALL, "attr_timeout=0s") as root:

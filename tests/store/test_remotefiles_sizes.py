@@ -110,6 +110,18 @@ def test_a_target_that_grows_after_its_size_was_shown_is_not_cut(faulty: Faulty)
     using(check)
 
 
+def test_the_size_of_a_target_that_has_changed_since_it_was_read_is_an_error(faulty: Faulty) -> None:
+    url = faulty.put("/first", b"one")
+
+    async def check(files: RemoteFiles) -> None:
+        assert await files.read(url, 0, 3, 0, 3) == b"one"
+        faulty.put("/first", b"three")
+        with pytest.raises(TargetChanged, match="has 5 bytes, and had 3 when it was first read"):
+            await files.size(url)
+
+    using(check)
+
+
 def test_a_target_that_has_grown_since_its_block_was_kept_on_disk_is_not_cut(faulty: Faulty, tmp_path: Path) -> None:
     """The size comes from the disk, and the bytes come from the server, which has a longer version."""
     value = os.urandom(PART + 1000)
