@@ -91,13 +91,15 @@ def _check_secrets(path: str, sections: tuple[Section, ...]) -> None:
     """Raise UsageError for a secret, in a file that all may read."""
     for section in sections:
         given, at = section.assignments, section.origin.removeprefix(f"{path} ")
-        found = [f"{place}.{name}" for place, storage in given.storage.items() for name, value in storage.items()
-                 if is_secret(name, value)]  # fmt: skip
+        below = f"{at[1:-1]}.storage" if section.name else "storage"
+        found = [f"{_headed(below, place)} {name}" for place, storage in given.storage.items()
+                 for name, value in storage.items() if is_secret(name, value)]  # fmt: skip
         texts = {name: value if isinstance(value, tuple) else (value,) for name, value in given.values.items()}
         texts["source"] = (section.source or "",)
-        found += [name for name, each in texts.items() if any(without_secrets(str(one)) != str(one) for one in each)]
+        found += [f"{at} {name}" for name, each in texts.items()
+                  if any(without_secrets(str(one)) != str(one) for one in each)]  # fmt: skip
         if found:
-            raise UsageError(f"{at}: {found[0]} is a secret, and all may read this file: chmod o-r")
+            raise UsageError(f"{found[0]} is a secret, and all may read this file: chmod o-r")
 
 
 def _file(path: str, tables: Mapping[str, Any]) -> ConfigFile:
