@@ -19,7 +19,9 @@ from tests.sources.zarrstores import tree_of
 from tests.store.contract import Tree, keys, listed
 from tests.views.viewstores import GROUP_2, indexed, v0, v1, v2, v3, viewed, written
 from zarrfs.errors import NotFound, ReadError, TargetChanged
+from zarrfs.store.api import Info, Value
 from zarrfs.store.directory import FileSystemStore
+from zarrfs.store.values import BytesValue
 from zarrfs.views.translated import TranslatedView
 
 
@@ -128,6 +130,33 @@ def test_chunks_of_an_array_whose_document_has_changed_are_errors_until_a_new_vi
 
 
 EVICTED = ["evicted", "evicted and removed", "evicted, a group", "evicted, no document"]
+
+
+class Timeless(FileSystemStore):
+    """A store without times, as behind a server that sends neither ETag nor Last-Modified."""
+
+    async def info(self, key: str, sized: bool = True) -> Info:
+        return (await super().info(key, sized))._replace(mtime_ns=None, identity=None)
+
+    async def open(self, key: str) -> Value:
+        found = await super().open(key)
+        return BytesValue(found.info._replace(mtime_ns=None, identity=None), await found.read(0, found.size))
+
+
+def test_a_changed_document_of_a_store_without_times_is_noticed(tmp_path: Path) -> None:
+    base = written(tmp_path, {"a/.zarray": v2(), "a/0.0": b"1"})
+
+    async def main() -> None:
+        view = TranslatedView(Timeless(str(base)), 3)
+        for _ in range(2):
+            assert bytes(await view.get("a/0.0")) == b"1"
+            await trio.sleep(1.1)
+        (base / "a/.zarray").write_bytes(v2(shape=[20, 30]))  # of the same size
+        with pytest.raises(TargetChanged, match="a has changed"):
+            await view.get("a/0.0")
+        await view.aclose()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
 @pytest.mark.parametrize("change", ["type", "nested", "removed", *EVICTED])
