@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -398,13 +399,14 @@ def test_an_invalid_mtime_is_ignored_with_a_warning(mtime: Any) -> None:
 
 @pytest.mark.parametrize(
     ("text", "rule"),
-    [(b"[] x", "at byte 3"), (b'[{"path": "a"', "at byte 13"), (b"[" * 5000 + b"]" * 5000, "nested too deeply")],
+    [(b"[] x", "at byte 3"), (b'[{"path": "a"', "at byte 13"), (b"[" * 100_000 + b"]" * 100_000, "nested too deeply")],
     ids=["garbage", "end", "depth"],
 )
 def test_text_that_is_not_json(text: bytes, rule: str) -> None:
     refused(text, None, rule)
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="json writes it")
 def test_json_content_too_deep_for_the_writer() -> None:
     text = b'{"f":{"mode":33188,"data":' + b"[" * 1010 + b"]" * 1010 + b"}}"
     with opened(text, type="archive") as (store, _), pytest.raises(ReadError, match="nested too deeply"):
