@@ -135,7 +135,7 @@ def test_signals_are_handled_while_reads_from_a_dead_file_server_take_all_thread
         with stopped(daemon_pid(dead)):
             waiting = [subprocess.Popen(["cat", reader / name], stdout=subprocess.DEVNULL) for name in names]
             time.sleep(2)
-            for number, words in (signal.SIGUSR1, "memory: "), (signal.SIGTERM, "cannot unmount: in use by"):
+            for number, words in (signal.SIGUSR1, "statistics: "), (signal.SIGTERM, "cannot unmount: in use by"):
                 os.kill(pid, number)
                 until(lambda words=words: words in log_of(reader), 30)  # type: ignore[misc]
         assert [each.wait(60) for each in waiting] == [0] * len(waiting)

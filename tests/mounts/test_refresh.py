@@ -272,9 +272,9 @@ def test_old_versions_are_closed(refreshes: int, tmp_path: Path) -> None:
 
     def memory(pid: int) -> int:
         """Return the KiB of the daemon's anonymous memory, after it has returned free heap memory."""
-        seen = log_of(root).count(" memory: ")
+        seen = log_of(root).count(" statistics: ")
         os.kill(pid, signal.SIGUSR1)
-        until(lambda: log_of(root).count(" memory: ") > seen)
+        until(lambda: log_of(root).count(" statistics: ") > seen)
         return int(re.findall(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[0])
 
     with mounted(place, tmp_path / "mnt") as root:
