@@ -21,11 +21,11 @@ plan_source(sys.argv[1], Options(), forks=True)
 """
 
 
-def test_a_document_that_is_mounted_again_needs_no_child() -> None:
+def test_a_document_that_is_mounted_again_needs_no_child(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PLAN, str(DATA / "archives/flux-list.json")]
-    assert [subprocess.run(command, capture_output=True, check=True, timeout=60).stdout for _ in range(2)] == [
-        b"fork\n", b"",
-    ]  # fmt: skip
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    found = [subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=60, env=env).stdout for _ in range(2)]
+    assert found == [b"fork\n", b""]
 
 
 def test_a_crash_prints_its_traceback() -> None:
