@@ -76,14 +76,15 @@ class _Child:
 
     @property
     def usable(self) -> bool:
-        """Whether the process is running, and a child of this one rather than of one that this is a fork of."""
+        """Return whether the child runs and is one of this process: after fork(2), it is one of the parent alone."""
         return self.parent == os.getpid() and self._process.poll() is None
 
     def request(self, header: Header, data: Buffer | None, limit: int) -> tuple[Header, bytearray]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):  # the child has ended: reading its answer reports that
-            _send(self._process.stdin, header | {"timeout": TIMEOUT}, data)
+            # the child ends itself only if this process has ended, else its status would be the reason
+            _send(self._process.stdin, header | {"timeout": TIMEOUT + 1}, data)
         if not readable(self._process.stdout.fileno(), TIMEOUT):
             raise ChildError(f"no answer within {TIMEOUT:g} s")
         found = _received(self._process.stdout, limit)
