@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from zarrfs.system.buffers import Buffer
 
-LARGEST = 1 << 30  # bytes of the largest blob allowed
 PATH_MAX = 4095  # bytes of a path or of a symlink's target; system calls take no more
 MAX_SIZE = 2**62  # bytes of one file; an archive may declare a size without holding that many bytes
 SPECIAL_FILES = {  # file types that no archive can hold

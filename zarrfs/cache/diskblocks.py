@@ -41,7 +41,7 @@ _USUAL, _SLOW, _SLOW_LEAST = 1.5, 10, 5.0
 
 
 class _Found(NamedTuple):
-    """What is on the disk of a version: a block, or the units that contain it; `fresh`: no need to ask the server."""
+    """A block, or the units that contain it, as found on the disk. Unless `fresh`, ask the server for its version."""
 
     version: TargetVersion | None
     fresh: bool

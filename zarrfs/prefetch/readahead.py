@@ -70,8 +70,8 @@ class _Array:
 
     def __init__(self) -> None:
         self.recent: LRU[Index, int] = LRU(_RECENT)
-        # reads in order that begin a sequence: doubled by each one, and one less after a correct prediction or a read
-        # next to one of the last, because a line may be shorter
+        # The number of reads in order that begin a sequence. Each sequence that begins doubles it. A correct
+        # prediction lowers it by one, and so does a read next to one of the last two, because a line may be short.
         self.least = _LEAST
 
     def line(self, index: Index) -> tuple[int, int, list[Index]] | None:

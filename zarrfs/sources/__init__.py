@@ -18,7 +18,6 @@ from typing import Any
 
 from zarrfs.config import urls
 from zarrfs.config.options import Options
-from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import directory
 from zarrfs.documents.plan import Plan
 from zarrfs.documents.plan import discard as discard
@@ -155,15 +154,6 @@ def open_plan(plan: Plan, options: Options) -> Store:
 def fingerprint(plan: Plan) -> str:
     """Return an identifier of this version of a document; "" for a source without one, such as a directory."""
     return plan.digest
-
-
-def variant(plan: Plan, options: Options) -> tuple[str, str, str]:
-    """Return the base, view and upper directory of `options`, each "" if not set.
-
-    The bytes of a key depend on them as well as on the version of the document. The base has no credentials.
-    """
-    base = "" if options.base is None else without_secrets(plan.base)
-    return base, options.view or "", options.upperdir or ""
 
 
 def _open(plan: Plan, options: Options) -> Store:
