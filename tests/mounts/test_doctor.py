@@ -106,9 +106,10 @@ def test_dead_and_stopped_mounts_are_named(tmp_path: Path) -> None:
 MUTE = """
 import sys, pyfuse3, trio
 class Mute(pyfuse3.Operations):
-    async def statfs(self, ctx):
+    async def statfs(self, *about):
         print("asked", flush=True)
         await trio.sleep_forever()
+    lookup = statfs
 pyfuse3.init(Mute(), sys.argv[1], {"fsname=mute", "subtype=zarrfs"})
 trio.run(pyfuse3.main)
 """
@@ -128,6 +129,29 @@ def test_a_daemon_that_never_answers_a_request_does_not_block_doctor(tmp_path: P
                 finally:
                     daemon.kill()
                 assert re.search(rf"the daemon does not answer: .*{re.escape(str(mnt))}\b", said), said
+        finally:
+            daemon.kill()
+            subprocess.run(["umount", "-l", mnt], check=True)
+
+
+@pytest.mark.parametrize("where", ["cache_dir", "config", "home"])
+def test_a_directory_that_never_answers_does_not_block_doctor(tmp_path: Path, where: str) -> None:
+    """As on a dead NFS: the checks before it are printed, it is a problem, and doctor ends after 5 s."""
+    (mnt := tmp_path / "mnt").mkdir()
+    place = mnt / "zarrfs.toml"
+    options = [] if where == "home" else ["-o", f"{where}={place}"]
+    homes = {"XDG_CACHE_HOME": str(mnt)} if where == "home" else {}
+    with subprocess.Popen([sys.executable, "-c", MUTE, mnt], stdout=subprocess.DEVNULL) as daemon:
+        try:
+            until(lambda: mount_lines(mnt))
+            command = [*alone(tmp_path), "doctor", *options]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | homes) as doctor:
+                try:
+                    said, _ = doctor.communicate(timeout=30)
+                finally:
+                    daemon.kill()
+            found = findings(subprocess.CompletedProcess(command, doctor.returncode, said, ""))
+            assert (doctor.returncode, found[-1][0]) == (1, "problem")
         finally:
             daemon.kill()
             subprocess.run(["umount", "-l", mnt], check=True)

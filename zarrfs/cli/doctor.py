@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import shlex
 import ssl
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -25,6 +26,7 @@ Examples:
 \b
 Nothing is mounted and nothing is changed."""
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
+_LIMIT = 5.0  # seconds for all checks
 _PACKAGES = {  # by the extra that installs them
     "s3": "botocore", "gcs": "google-auth", "azure": "azure-identity", "sftp": "sshfs", "parquet": "pyarrow",
     "netcdf": "h5py",
@@ -40,19 +42,57 @@ class Finding(NamedTuple):
     advice: str = ""
 
 
+def _in_time(checks: Callable[..., None]) -> Callable[..., None]:
+    """Run `checks` in a child process, which may access a dead network file system, and print what it writes."""
+
+    @functools.wraps(checks)
+    def run(**given: Any) -> None:
+        from zarrfs.system.mounts import from_child
+
+        written, ended = from_child(functools.partial(_child, functools.partial(checks, **given)), _LIMIT)
+        texts = written.decode(errors="backslashreplace").split("\0")  # a mark between two texts: see _child
+        marks = texts[1::2] or ["options"]
+        status = int(marks[-1]) if ended else 1
+        click.echo("".join(texts[::2]), nl=False, err=status == 2)
+        if not ended:
+            _print(Finding(marks[-1], PROBLEM, f"no answer within {_LIMIT:g} s", "is a network file system down?"))
+        sys.exit(status)
+
+    return run
+
+
+def _child(checks: Callable[[], None], pipe: int) -> None:
+    """Write the name of each check before it begins, and at the end the exit status, each between two NULs."""
+    os.dup2(pipe, 1)
+    os.dup2(pipe, 2)
+    status = 1
+    try:
+        checks()
+    except SystemExit as exc:
+        status = exc.code if isinstance(exc.code, int) else 1
+    sys.stdout.flush()
+    os.write(pipe, b"\0%d\0" % status)
+
+
+def _print(one: Finding) -> None:
+    advice = f": {one.advice}" if one.advice else ""
+    click.echo(message_line(f"{one.state:<8} {one.check + ':':<15} {one.fact}{advice}"))
+
+
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
+@_in_time
 @common.source_options(log_level="error")
 def doctor(parsed: Parsed) -> None:
     """Diagnose what prevents a mount by this user on this machine.
 
     Prints a line for each check: ok, warning or problem, what was found, and what to do. The exit status is 1 if
-    a problem would keep a mount from working, else 0.
+    a problem would keep a mount from working, else 0. A check that does not end in 5 s is a problem.
     """
     status = 0
-    for check in (_device, _user, _fuse_conf, _mounts, _configuration, _cache, _others):
+    for check in (_others, _device, _user, _fuse_conf, _mounts, _configuration, _cache):
+        click.echo(f"\0{check.__name__[1:]}\0", nl=False)
         for one in check(parsed.options):
-            advice = f": {one.advice}" if one.advice else ""
-            click.echo(message_line(f"{one.state:<8} {one.check + ':':<15} {one.fact}{advice}"))
+            _print(one)
             status |= one.state == PROBLEM
     sys.exit(status)
 
