@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.conftest import run
+from tests.conftest import PROGRAM, run
 from tests.mounts.mounting import counters_of, daemon_pid, mounted
 from tests.servers import Nginx, nginx
 from zarrfs.metrics.counters import METRICS
@@ -60,6 +60,21 @@ def test_counters_move_by_what_was_read(mount: Path) -> None:
     assert second["read_bytes_total"] == (NUMBER + 1) * SIZE
     assert second["requests_total"] == NUMBER
     assert second["memory_hits_total"] > first["memory_hits_total"]
+
+
+def test_rates_are_those_since_the_last_table(mount: Path) -> None:
+    command = [PROGRAM, "stats", "--every", "500ms", mount]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = iter(process.stdout)
+        assert next(lines).startswith(f"{mount}: ")
+        read(mount / "a/1")
+        while not (found := re.match(r"read_bytes +39\.1 KiB +([0-9.]+) KiB/s", next(lines))):
+            pass
+        process.send_signal(signal.SIGINT)
+        assert process.communicate()[1] == ""
+    assert 0 < float(found[1]) <= 78.2
+    assert process.returncode == 130
 
 
 def test_json_table_and_prometheus_output_agree(mount: Path) -> None:

@@ -106,6 +106,7 @@ def _callback(parse: Callable[[str], T], error: str) -> Callable[..., T | None]:
 
 # callbacks of options that are not in the table; local_path refuses a URL, which would create a directory of that name
 size = _callback(lambda text: int(text) if text.isdecimal() else optionvalues.size(text), "{!r} is not {}")
+seconds = _callback(optionvalues.seconds, "{!r} is not {}")
 local_path = _callback(optionvalues.local, "{!r}: expected {}")
 
 option_items = click.option(

@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zarrfs.cli.common import SETTINGS, report_errors, say
+from zarrfs.cli.common import SETTINGS, report_errors, say, seconds
 from zarrfs.errors import UsageError, printable
 
 if TYPE_CHECKING:
     from zarrfs.metrics.statistics import Statistics
 
+    _Look = tuple[float, Statistics]  # when, and what was seen
+
 EPILOG = """\b
 Examples:
   zarrfs stats /mnt/data
+  zarrfs stats --every 10s /mnt/data     with rates, until Ctrl-C
   zarrfs stats --json /mnt/data | jq .requests_total
   zarrfs stats --prometheus > /var/lib/node_exporter/zarrfs.prom     all mounts of this machine
 \b
@@ -31,39 +34,60 @@ Counting begins with the mount."""
 @click.option(
     "--prometheus", "form", flag_value="prometheus", help="Write metrics for Prometheus; without MNT, of all mounts."
 )
-def stats(mountpoint: str | None, form: str | None) -> None:
+@click.option("--every", callback=seconds, metavar="TIME", help="Print again every TIME, with the rates since then.")
+def stats(mountpoint: str | None, form: str | None, every: float | None) -> None:
     """Print statistics of the mount that contains MNT: reads, errors, requests, cache hits, memory."""
+    with report_errors():
+        before = None
+        while True:
+            before = _print(mountpoint, form, before)
+            if not every:
+                return
+            time.sleep(every)
+
+
+def _print(mountpoint: str | None, form: str | None, before: _Look | None) -> _Look | None:
+    """Print the figures in a form; return those of a table, for the rates of the next one."""
     from zarrfs.metrics.statistics import statistics, statistics_of_all
 
-    with report_errors():
-        if form == "prometheus":
-            from zarrfs.metrics.exposition import exposition
+    now = None
+    if form == "prometheus":
+        from zarrfs.metrics.exposition import exposition
 
-            found, failed = statistics_of_all() if mountpoint is None else ([statistics(mountpoint)], {})
-            for reason in failed.values():
-                say(reason)
-            text = exposition(found, failed)
-        elif mountpoint is None:
-            raise UsageError("MNT is missing: only --prometheus reports all mounts")
-        else:
-            counted = statistics(mountpoint)
-            about = {"mount": counted.mountpoint, "source": counted.source, "kind": counted.kind, "pid": counted.pid}
-            lines = [json.dumps({**about, **counted.counters})] if form == "json" else _table(counted)
-            text = "".join(f"{line}\n" for line in lines)
-        sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+        found, failed = statistics_of_all() if mountpoint is None else ([statistics(mountpoint)], {})
+        for reason in failed.values():
+            say(reason)
+        text = exposition(found, failed)
+    elif mountpoint is None:
+        raise UsageError("MNT is missing: only --prometheus reports all mounts")
+    else:
+        counted = statistics(mountpoint)
+        about = {"mount": counted.mountpoint, "source": counted.source, "kind": counted.kind, "pid": counted.pid}
+        now = time.monotonic(), counted
+        lines = [json.dumps({**about, **counted.counters})] if form == "json" else _table(now, before)
+        text = "".join(f"{line}\n" for line in lines)
+    sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+    sys.stdout.flush()
+    return now
 
 
-def _table(counted: Statistics) -> Iterator[str]:
-    """Yield a line for each figure that is not zero."""
+def _table(now: _Look, before: _Look | None) -> Iterator[str]:
+    """Yield a line for each figure that is not zero, with the rate of a counter since `before`."""
     from zarrfs.config.values import human
     from zarrfs.metrics.counters import METRICS
 
+    at, counted = now
     found = counted.counters
     yield f"{printable(counted.mountpoint)}: {printable(counted.source)} ({counted.kind}, pid {counted.pid})"
     for metric in METRICS:
         if value := found.get(metric.name):
-            text = human(value) if "bytes" in metric.name else f"{value:,}"
-            yield f"{metric.name.removesuffix('_total'):22} {text:>11}  {metric.help}"
+            show = human if "bytes" in metric.name else "{:,.10g}".format
+            rate = ""
+            if before and before[1].pid == counted.pid:
+                change = (value - before[1].counters[metric.name]) / (at - before[0])
+                rate = f"{show(round(change, 1))}/s" if metric.name.endswith("_total") else ""
+                rate = f"{rate:>13}"
+            yield f"{metric.name.removesuffix('_total'):22} {show(value):>11}{rate}  {metric.help}"
     for errno, count in found["errors"].items():
         if count:
             yield f"{'errors':22} {count:>11,}  {errno}"

@@ -64,7 +64,7 @@ COMMANDS: Mapping[str, str] = {
     "completion": "click makes the script: _ZARRFS_COMPLETE=bash_source zarrfs",
     "config": "zarrfs mount -d logs each option and where it is set",
     "discard": "unmount, and remove the upper directory: rm -r",
-    "top": "use `watch zarrfs stats MNT`",
+    "top": "use `zarrfs stats --every 2s MNT`",
     "tree": "use `zarrfs ls -R`",
     "archive extract": "use `zarrfs copy ARCHIVE DIR`",
     "archive list": "use `zarrfs ls -lR`",
