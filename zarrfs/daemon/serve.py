@@ -18,7 +18,8 @@ from typing import Any
 import pyfuse3
 import trio
 
-from zarrfs.concurrency.tasks import CONTROL
+from zarrfs.concurrency.tasks import CONTROL, in_background
+from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.daemon import notify
 from zarrfs.daemon.hold import Hold
@@ -31,6 +32,7 @@ from zarrfs.fuse.operations import Operations
 from zarrfs.fuse.xattrs import Control
 from zarrfs.sources import open_plan
 from zarrfs.store.api import Store
+from zarrfs.store.indexfile import first_target
 from zarrfs.system import fusemount, mounts
 from zarrfs.system.memory import freeze_garbage_collector, trim
 from zarrfs.system.own_mount import OWN_MOUNT
@@ -63,6 +65,7 @@ def serve(
     writable = options.upperdir is not None and not options.ro
     about = {"pid": os.getpid(), "source": plan.source, "kind": plan.kind, "writable": writable}
     announce = functools.partial(_announce, ready)
+    target = plan.url or (first_target(plan.index) if plan.index else "")
     operations = _operations(open_plan(plan, of_store), options, about, announce)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until _signals() handles them: they would leave a dead mount
     try:
@@ -87,7 +90,7 @@ def serve(
         refresher = Refresher(operations, plan, of_store, device)
         gc.collect()
         freeze_garbage_collector()
-        trio.run(_main, operations, refresher, mountpoint, hold)
+        trio.run(_main, operations, refresher, mountpoint, hold, target if "://" in target else plan.base)
     finally:
         pyfuse3.close(unmount=False)
 
@@ -125,7 +128,7 @@ def _announce(ready: Callable[[], bool | None]) -> bool | None:
 
 
 async def _main(
-    operations: Operations, refresher: Refresher, mountpoint: str, hold: Hold,
+    operations: Operations, refresher: Refresher, mountpoint: str, hold: Hold, target: str
 ) -> None:  # fmt: skip
     began = time.monotonic()
     try:
@@ -135,6 +138,8 @@ async def _main(
             await nursery.start(_signals, operations, refresher, mountpoint, hold)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             nursery.start_soon(_widen, operations, mountpoint)
+            if not urls.is_here(target):
+                in_background(_preload, operations, target)
             nursery.start_soon(log_suppressed)
             nursery.start_soon(notify.report_use, operations, refresher.source, mountpoint)
             nursery.start_soon(hold.run)
@@ -153,6 +158,19 @@ def _summary(operations: Operations) -> str:
     requests = "{requests_total} requests ({requests_failed_total} failed)".format_map(found)
     written = "" if unsynced is None else f", {unsynced} files written and not synced"
     return f"{served}, {requests}, {sum(found['errors'].values())} errors{written}"
+
+
+async def _preload(operations: Operations, url: str) -> None:
+    """Import, once the mount is announced, what the first read of the target `url` needs."""
+    await operations.started.wait()
+
+    def run() -> None:
+        import zarrfs.store.remotefiles  # noqa: F401
+        from zarrfs.net.openers import preload
+
+        preload(url)
+
+    await trio.to_thread.run_sync(run, limiter=CONTROL)
 
 
 async def _widen(operations: Operations, mountpoint: str) -> None:

@@ -11,12 +11,10 @@ from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import AccessDenied, ReadError
-from zarrfs.net.buckets import Buckets
 from zarrfs.net.http import HttpSystem
 from zarrfs.net.reach import Trust
 from zarrfs.net.responses import System
-from zarrfs.net.services import SERVICES
-from zarrfs.net.threads import ThreadSystem, class_of, parts_of
+from zarrfs.net.tls import preload_authorities
 from zarrfs.net.weboptions import check_web_options, configuration
 
 _ANONYMOUSLY = "(requested anonymously: no option names its bucket; -o allow=credentials, see docs/security.md)"
@@ -26,6 +24,16 @@ _AZURE = re.compile(  # hosts whose addresses only Azure chooses
     re.IGNORECASE,
 )
 _CLIENTS = 100  # clients of buckets, each with connections and credentials: only a hostile set needs more
+
+
+def preload(url: str) -> None:
+    """Import what the first request to `url` needs, and read the authorities of certificates; for a thread."""
+    protocol = urls.protocols(url)[-1]
+    if urls.names(protocol)[0] in urls.BUCKETS:
+        import zarrfs.net.buckets  # noqa: F401
+    elif protocol != "https":
+        return
+    preload_authorities()
 
 
 class Openers:
@@ -57,6 +65,8 @@ class Openers:
         return await self._with_fsspec(url, protocol)
 
     async def _with_fsspec(self, url: str, protocol: str) -> tuple[System, str]:
+        from zarrfs.net.threads import ThreadSystem, class_of, parts_of
+
         class_ = self._classes.get(protocol)
         if class_ is None:
             class_ = self._classes[protocol] = await trio.to_thread.run_sync(class_of, protocol)
@@ -68,6 +78,9 @@ class Openers:
         return self._systems[key], path
 
     def _bucket(self, protocol: str, family: str, url: str) -> tuple[System, str]:
+        from zarrfs.net.buckets import Buckets
+        from zarrfs.net.services import SERVICES
+
         path = url.partition("://")[2]
         if ":" in path.partition("/")[0].rpartition("@")[0]:
             rule = "user:password@ is for servers: the keys of a bucket are storage options (docs/options.md)"

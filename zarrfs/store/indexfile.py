@@ -184,6 +184,12 @@ def open_database(path: str) -> sqlite3.Connection:
     return db
 
 
+def first_target(path: str) -> str:
+    """Return the URL of one target of an index; "" if it has none. Raise SourceError."""
+    with contextlib.closing(open_database(path)) as db:
+        return next((url for (url,) in db.execute("SELECT url FROM target LIMIT 1")), "")
+
+
 def _check_database(db: sqlite3.Connection, path: str) -> None:
     """Check and configure `db`, a connection to the index at `path`. Raise SourceError, sqlite3.Error or OSError."""
     found = (
