@@ -21,7 +21,8 @@ from tests.conftest import run
 from tests.mounts.mounting import mounted
 from tests.mounts.test_remote_faults import settled
 from tests.mounts.test_semantics import error_of
-from tests.servers import Nginx
+from tests.servers import Faulty, Nginx
+from tests.sources.zarrstores import put_exact
 
 
 @pytest.fixture
@@ -126,3 +127,37 @@ def test_zarr_python_and_tools_read_the_chunks_that_the_server_has(store: str, t
         subprocess.run(["rsync", "-a", f"{root}/sparse", tmp_path / "r"], check=True)
     for copy in (tmp_path / "sparse", tmp_path / "r/sparse"):
         assert sorted(str(path.relative_to(copy)) for path in copy.rglob("*")) == ["c", "c/0", "c/2", "zarr.json"]
+
+
+@pytest.mark.parametrize("redirects", [True, False])
+@pytest.mark.parametrize("separator", [".", "/"])
+@pytest.mark.parametrize("group", [b'{"zarr_format": 3, "node_type": "group"}', b'{"zarr_format": 2}'])
+def test_an_array_with_documents_of_two_generations_has_the_chunks_of_both(
+    nginx: Nginx, faulty: Faulty, tmp_path: Path, redirects: bool, separator: str, group: bytes
+) -> None:
+    """As `zarr migrate` leaves it, if the chunks are written anew under the keys of v3."""
+    two = zarr.create_array(
+        str(tmp_path / "two"), shape=(2, 2), chunks=(1, 2), dtype="u1", zarr_format=2, compressors=None,
+        chunk_key_encoding={"name": "v2", "separator": separator},
+    )  # fmt: skip
+    three = zarr.create_array(str(tmp_path / "three"), shape=(4, 2), chunks=(1, 2), dtype="u1", compressors=None)
+    two[:], three[:] = 1, 2
+    tree = {"zarr.json" if b"node" in group else ".zgroup": group}
+    for one in (tmp_path / "two", tmp_path / "three"):
+        tree |= {f"a/{path.relative_to(one)}": path.read_bytes() for path in one.rglob("*") if path.is_file()}
+    url = put_exact(faulty, tmp_path.name, tree)
+    if redirects:
+        for key, value in tree.items():
+            path = nginx.plain.root / tmp_path.name / key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(value)
+        url = f"{nginx.plain.url}/{tmp_path.name}"
+    with mounted(url, tmp_path / "mnt", "retries=0") as root:
+        assert {key: (root / key).read_bytes() for key in tree} == tree
+        for absent in (f"a/2{separator}0", "a/c/4/0", "a/c/0/1", f"a/0{separator}2", "a/d", "a/4"):
+            assert error_of(os.stat, root / absent) == errno.ENOENT, absent
+    with mounted(url, tmp_path / "mnt", "retries=0") as root:
+        shown = {str(path.relative_to(root / "a")) for path in (root / "a").rglob("*") if path.is_file()}
+        assert {f"a/{name}" for name in shown} == {key for key in tree if key.startswith("a/")}
+        names = os.listdir(root / "a")
+        assert len(names) == len(set(names))

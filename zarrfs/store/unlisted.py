@@ -2,9 +2,9 @@
 
 Below an array, directories are inferred from the keys of its chunks, and there are no metadata documents. Nodes in
 consolidated metadata need no requests. A lookup of a document, or of a chunk that will be read, also fetches its
-beginning. On a server that cannot list, a name is considered a directory if there is evidence: a redirect to the name
-with "/", consolidated metadata at the root that names it, Zarr metadata below it, or an array above it whose chunk
-keys contain it. Listings then show metadata documents, the nodes in consolidated metadata, and the chunks in an
+beginning. On a server that cannot list, a name is a directory if the server redirects it to the name with "/", if
+consolidated metadata at the root names it, if a metadata document is in it, or if it is in the keys of the chunks of
+an array above it. Listings then show metadata documents, the nodes in consolidated metadata, and the chunks in an
 array's grid. If the listings of a server lack only some names (those with a dot, with Apache also README* and others),
 metadata documents and nodes in consolidated metadata with such names are added.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import re
 from collections.abc import AsyncIterator, Container, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, ReadError, TargetMissing
 from zarrfs.store.api import Info, Kind, Value, WrappingStore, check_key, join_key, split_key
-from zarrfs.store.names import Known, may_be_hidden
+from zarrfs.store.names import Known, Names, may_be_hidden
 from zarrfs.store.remote import FsspecStore
 from zarrfs.zarr import DOCUMENTS, NODE_DOCUMENTS
 from zarrfs.zarr.consolidated import CONSOLIDATED, consolidated
@@ -51,14 +50,10 @@ _NO_GRID = (
     "its server shows no listing, and its metadata does not say which chunks it has, as zarrfs understands it; exact "
     "names work"
 )
+_OF_V2 = (".zarray", ".zgroup")
 _WORDS = ("meta", "attrs")  # documents of Zarr v1: a group or an array may have the same name
-_BEYOND = re.compile(r"(?:c[./])?[0-9]+(?:[./][0-9]+)*", re.ASCII)  # a name like that of a chunk
 # directories of chunks, in an array whose metadata is not understood
 _CHUNKS = re.compile(r"(?:c|__zdata__|0|[1-9][0-9]*)(?:/(?:0|[1-9][0-9]*))*", re.ASCII)
-
-
-_ABSENT = Known(None)
-Evidence = dict[str, Known | None]  # answers about documents that a conclusion was drawn from
 
 
 class NodeLayout(NamedTuple):
@@ -70,15 +65,50 @@ class NodeLayout(NamedTuple):
     document: str = ""  # the name of its metadata document, if that is understood
 
     def has_chunk(self, key: str) -> bool:
-        """Return whether `key`, relative to an array with a grid, is that of a chunk in it."""
-        assert self.grid is not None
-        return any(template.index(key, self.grid) is not None for template in self.templates)
+        """Return whether `key`, relative to an array, is that of a chunk in its grid."""
+        return self.grid is not None and any(each.index(key, self.grid) is not None for each in self.templates)
 
     def leads(self, directory: str) -> bool:
-        """Return whether `directory`, relative to the array, contains chunks according to their keys."""
+        """Return whether `directory`, relative to an array, contains chunks according to their keys."""
         if self.grid is None:
             return _CHUNKS.fullmatch(directory) is not None
         return any(template.is_directory(directory, self.grid) for template in self.templates)
+
+    def has(self, name: str) -> bool:
+        """Return whether `name`, relative to an array, is a chunk or a directory of chunks in its grid."""
+        return self.grid is not None and (self.leads(name) or self.has_chunk(name))
+
+
+class _Answers:
+    """The server's answers about documents, from which something was concluded."""
+
+    def __init__(self, names: Names) -> None:
+        self._names, self._given = names, dict[str, Known | None]()
+        self._until = trio.current_time() + names.ttl
+
+    def add(self, document: str, given: Known | None, refused: bool = False) -> None:
+        """Add what is known of a document; None: it is absent, or the server refuses it."""
+        self._given[document] = given
+        if refused:
+            self._until = min(self._until, trio.current_time() + _REFUSED)
+
+    def hold(self) -> bool:
+        """Return whether the answers are valid and still the same; this sends no request."""
+        for document, given in self._given.items():
+            known = self._names.get(document)
+            if given is None and (known is None or known.entry is None):
+                continue
+            if given != known:
+                return False
+        return self._until > trio.current_time()
+
+
+class _Directory:
+    """What the metadata documents in a directory say; None for one that is absent, refused or invalid."""
+
+    def __init__(self, names: Names) -> None:
+        self.answers = _Answers(names)
+        self.layouts: dict[str, NodeLayout | None] = {}  # by name of those requested so far
 
 
 class UnlistedStore(WrappingStore):
@@ -92,39 +122,42 @@ class UnlistedStore(WrappingStore):
     def __init__(self, store: FsspecStore, lists: bool = False, members: Sequence[str] = ()) -> None:
         super().__init__(store)
         self._store, self._lists, self._members = store, lists, members
-        # by key: the documents that consolidated metadata names, the evidence, the node
-        self._nodes: LRU[str, tuple[tuple[str, ...] | None, Evidence, NodeLayout | None]] = LRU(_KNOWN)
-        self._named: dict[str, tuple[str, ...]] = {}
+        self._directories: LRU[str, _Directory] = LRU(_KNOWN)
+        self._named: dict[str, tuple[str, ...]] = {}  # by node: the documents that consolidated metadata names
         # by directory: the names of nodes in it that are in _named, and that a listing may lack
         self._members_of: dict[str, list[str]] = {}
-        self._named_by: Evidence = dict.fromkeys(CONSOLIDATED)
+        self._named_by: _Answers | None = None
         self._complete = False  # _named has all documents of the nodes
-        self._lacking: LRU[str, float] = LRU(_KNOWN)  # until when a document counts as absent or refused
         self._reading: SingleFlight[None] = SingleFlight()
 
     async def info(self, key: str, sized: bool = True) -> Info:
-        check_key(key, root=True)
-        try:
-            if await self._find(key, look=not sized):
-                return await self._store.info(key, sized)
-        except (NotFound, AccessDenied):  # some object stores answer 403 for absent keys
-            if not await self._is_directory(key):
-                raise
+        if await self._is_file(key, look=not sized):
+            return await self._store.info(key, sized)
         return Info(split_key(key)[1], Kind.DIRECTORY)
 
     async def open(self, key: str) -> Value:
-        check_key(key, root=True)
-        try:
-            if await self._find(key):
-                return await self._store.open(key)
-        except NotFound:
-            if not await self._is_directory(key):
-                raise
+        if await self._is_file(key):
+            return await self._store.open(key)
         raise IsDirectory(key)
+
+    async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
+        return await self._store.locate(key, shown) if await self._is_file(key) else {}
 
     async def lists(self, prefix: str) -> bool:
         # any directory of a web server may show an HTML page in place of its listing
         return self._lists and (await self._store.is_flat() or await self._shown(prefix) is not None)
+
+    async def prefetch(self, keys: Sequence[str]) -> None:
+        await self._store.prefetch([key for key in keys if not await self._is_outside(key)])
+
+    async def _is_outside(self, key: str) -> bool:
+        """Return whether a key in an array is not that of a chunk, as read-ahead beyond the edges guesses them."""
+        above, name = split_key(key)
+        try:
+            array, rest = await self._array(above)
+        except ReadError:
+            return False
+        return array is not None and array.grid is not None and not array.has_chunk(join_key(rest, name))
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         # where the server does not list: documents and nodes, sorted, then chunks in C order
@@ -135,22 +168,24 @@ class UnlistedStore(WrappingStore):
         if (await self.info(prefix)).kind is not Kind.DIRECTORY:
             raise NotDirectory(prefix)
         shown = await self._shown(prefix)
-        node, rest = (None, "") if shown is not None and self._shows_all(shown) else await self._array(prefix)
-        if shown is not None or node is None or not _has(node, rest, after):
+        whole = self._lists and any(info.name == "zarr.json" for info in shown or ())  # hidden names are not beside it
+        array, rest = (None, "") if whole else await self._array(prefix)
+        path = prefix[: len(prefix) - len(rest)].rstrip("/")
+        layouts = [] if array is None or shown is not None else await self._layouts(path)
+        begun = next((at for at, layout in enumerate(layouts) if after and layout.has(join_key(rest, after))), None)
+        if begun is None:
             found = {info.name: info for info in shown or ()}
             try:
-                named = await self._consolidated()
+                await self._consolidated()
+                for name in self._members_of.get(prefix, ()):
+                    if not (self._lists and name in found):
+                        found[name] = Info(name, Kind.DIRECTORY)
             except ReadError:
-                if shown is None or not self._shows_all(shown):
+                if not whole:  # else only names are unknown that the server hides
                     raise
-                named = {}  # the listing lacks only names that the server hides
-            for name in self._members_of.get(prefix, ()) if named else ():
-                if not (self._lists and name in found):
-                    found[name] = Info(name, Kind.DIRECTORY)
-            if not rest and not (shown is not None and self._shows_all(shown)):
-                for info in await self._documents(prefix, found):
-                    found[info.name] = info
-            if shown is None and node is None:
+            if not (rest or whole):
+                found |= {info.name: info for info in await self._documents(prefix, found)}
+            if shown is None and array is None:
                 if prefix not in await self._consolidated():
                     raise ReadError(prefix or "/", _UNKNOWN)
                 if not any(map(_tells_members, found.values())):
@@ -159,100 +194,74 @@ class UnlistedStore(WrappingStore):
             for name in sorted(found):
                 if name > after:
                     yield found[name]
+            begun, after = 0, ""
+        for at in range(begun, len(layouts)):
+            async for info in self._chunks(path, layouts[at], rest, after):
+                if not any(layout.has(join_key(rest, info.name)) for layout in layouts[:at]):
+                    yield info
             after = ""
-        if shown is None and node is not None:
-            if node.grid is None:
-                raise ReadError(prefix or "/", _NO_GRID)
-            async for info in self._chunks(prefix, node, rest, after):
-                yield info
 
-    async def prefetch(self, keys: Sequence[str]) -> None:
-        await self._store.prefetch([key for key in keys if not await self._is_beyond(key)])
+    # -- what a key is
 
-    async def _is_beyond(self, key: str) -> bool:
-        """Return whether it is known, without requesting `key`, that it is not in the grid of the array above it."""
-        above, name = split_key(key)
-        try:
-            node, rest = await self._array(above)
-        except ReadError:
-            return False
-        inner = join_key(rest, name)
-        if node is None or node.grid is None or not _BEYOND.fullmatch(inner):
-            return False
-        return not node.has_chunk(inner)
-
-    async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
-        try:
-            return await self._store.locate(key, shown)
-        except NotFound:
-            if not await self._is_directory(key):
-                raise
-        return {}
-
-    # -- evidence
-
-    async def _find(self, key: str, look: bool = True) -> bool:
+    async def _is_file(self, key: str, look: bool = True) -> bool:
         """Return True if a key is a file, whose entry is then in the table of names; False if it is a directory.
 
         `look`: if the key is a chunk, also fetch its beginning, because it will be read. Raise NotFound.
         """
-        if not key:
+        if not check_key(key, root=True):
             return False
         known = self._store.names.get(key)
-        if known is not None:
-            if known.entry is None:
-                raise NotFound(key)
+        if known is not None and known.entry is not None:
             return not known.entry.directory
         above, name = split_key(key)
-        if name in DOCUMENTS:
-            if await self._is_no_document(above, name):
-                raise NotFound(key)
-            return (await self._store.look(key, page=True)).kind is Kind.FILE
-        if key in await self._consolidated():
-            return False
-        node, rest = await self._array(above)
-        if node is not None and node.grid is not None:
-            inner = join_key(rest, name)
-            if node.leads(inner):
+        try:
+            if name in DOCUMENTS:
+                await self._check_document(above, name)
+                return (await self._store.look(key, page=True)).kind is Kind.FILE
+            if key in await self._consolidated():
                 return False
-            if node.has_chunk(inner):
-                return (await (self._store.look(key) if look else self._store.info(key))).kind is Kind.FILE
-            if _BEYOND.fullmatch(inner):
-                raise NotFound(key)
-        return (await self._store.info(key, sized=False)).kind is Kind.FILE
+            array, rest = await self._array(above)
+            inner = join_key(rest, name)
+            if array is not None and array.grid is not None and array.leads(inner):
+                return False
+            if look and array is not None and array.has_chunk(inner):
+                return (await self._store.look(key)).kind is Kind.FILE
+            return (await self._store.info(key, sized=False)).kind is Kind.FILE
+        except (NotFound, AccessDenied):  # some object stores answer 403 for absent keys
+            if not await self._is_directory(key):
+                raise
+        return False
 
-    async def _is_no_document(self, directory: str, name: str) -> bool:
-        """Return whether it is known, without requesting it, that a directory has no document of that name."""
+    async def _check_document(self, directory: str, name: str) -> None:
+        """Raise NotFound if it is known, without requesting it, that a directory has no document of that name."""
         named = (await self._consolidated()).get(directory) if directory else None
         if named and self._complete:
-            return name not in named
-        return bool((await self._array(split_key(directory)[0]))[0]) if directory else False
+            absent = name not in named
+        else:
+            absent = bool(directory) and (await self._array(split_key(directory)[0]))[0] is not None
+        if absent:
+            raise NotFound(join_key(directory, name))
 
     async def _is_directory(self, key: str) -> bool:
-        """Return whether there is evidence that `key`, which is no file, is a directory."""
+        """Return whether `key`, which is not a file, is a directory."""
         if self._lists:
-            return not key
-        if not key or key in await self._consolidated():
+            return False
+        if key in await self._consolidated():
             return True
-        if split_key(key)[1] in DOCUMENTS:
-            return split_key(key)[1] in _WORDS and await self._has_document(key)
-        node, rest = await self._array(key)
-        if node is None:
+        if split_key(key)[1] in DOCUMENTS:  # a group or an array, in a group of the same generation
+            above = await self._node(split_key(key)[0]) if split_key(key)[1] in _WORDS else None
+            if above is None or above.array:
+                return False
+            return bool(await self._layouts(key, ("zarr.json",) if above.document == "zarr.json" else _OF_V2))
+        array, rest = await self._array(key)
+        if array is None:
             if await self._node(key) is not None:
                 return True
             await self._ask_for_node(key)  # a refused document may be of an array whose chunk keys contain `key`
             return False
-        return not rest or node.leads(rest)
-
-    async def _has_document(self, key: str) -> bool:
-        """Return whether `key`, whose name is in _WORDS, is a group or array in a group of the same generation."""
-        above = await self._node(split_key(key)[0])
-        if above is None or above.array:
-            return False
-        for name in ("zarr.json",) if above.document == "zarr.json" else (".zarray", ".zgroup"):
-            if await self._document(join_key(key, name), {}) is not None:
-                return True
-        return False
+        if not rest or array.leads(rest) or array.has_chunk(rest):
+            return not array.has_chunk(rest)
+        return any(layout.leads(rest) for layout in await self._layouts(key[: -len(rest) - 1]))
 
     async def _ask_for_node(self, key: str) -> None:
         """Raise AccessDenied if the server refuses the document of the node at or above `key`.
@@ -268,8 +277,17 @@ class UnlistedStore(WrappingStore):
                     with contextlib.suppress(NotFound):
                         await self._store.info(join_key(key, name))
 
+    # -- metadata documents
+
     async def _array(self, key: str) -> tuple[NodeLayout | None, str]:
         """Return (the array at or above `key`, the rest of the key), or (None, "")."""
+        above = key
+        while above:  # mostly the array is known
+            held = self._directories.get(above)
+            for node in held.layouts.values() if held is not None and held.answers.hold() else ():
+                if node is not None and node.array:
+                    return node, key[len(above) + 1 :]
+            above = split_key(above)[0]
         parts = key.split("/") if key else []
         for depth in range(len(parts) + 1):  # from the root down: nothing but chunks lies below an array
             node = await self._node("/".join(parts[:depth]))
@@ -278,45 +296,67 @@ class UnlistedStore(WrappingStore):
         return None, ""
 
     async def _node(self, key: str) -> NodeLayout | None:
-        """Return the node at `key`, by the documents in it; None if there is none."""
+        """Return the node at `key`, by one of the documents in it; None if there is none."""
         names = (await self._consolidated()).get(key) if key else None
-        held = self._nodes.get(key)
-        if held is not None and held[0] == names and self._holds(held[1]):
-            return held[2]
-        evidence: Evidence = {}
-        found: dict[str, NodeLayout] = {}
+        if names:
+            batches = [[name for name in NODE_DOCUMENTS if name in names]]
+        else:  # most nodes have the same generation as their group
+            parent = self._directories.get(split_key(key)[0]) if key else None
+            above = None if parent is None else next(filter(None, parent.layouts.values()), None)
+            first = above.document if above is not None and above.document else NODE_DOCUMENTS[0]
+            batches = [[".zarray" if first == ".zgroup" else first], [*NODE_DOCUMENTS]]
+        for batch in batches:
+            if found := await self._layouts(key, batch):
+                return found[0]
+        return None
+
+    async def _layouts(self, path: str, names: Iterable[str] = NODE_DOCUMENTS) -> list[NodeLayout]:
+        """Return what the metadata documents of these names in a directory say.
+
+        An array may have documents of several generations, with other keys of chunks.
+        """
+        held = self._directories.get(path)
+        if held is None or not held.answers.hold():
+            held = self._directories.put(path, _Directory(self._store.names))
 
         async def look(name: str) -> None:
-            data = await self._document(join_key(key, name), evidence)
-            node = None if data is None else node_of(name, data)
-            if node is not None:
-                found[name] = node
+            data = await self._document(join_key(path, name), held.answers)
+            held.layouts[name] = None if data is None else node_of(name, data)
 
-        if names:
-            await for_each(look, [name for name in NODE_DOCUMENTS if name in names])
-        else:  # most nodes have the same generation as their group
-            parent = self._nodes.get(split_key(key)[0]) if key else None
-            above = None if parent is None else parent[2]
-            first = above.document if above is not None and above.document else NODE_DOCUMENTS[0]
-            await look(".zarray" if first == ".zgroup" else first)
-            if not found:
-                await for_each(look, [name for name in NODE_DOCUMENTS if name != first or name == ".zgroup"])
-        node = next((found[name] for name in NODE_DOCUMENTS if name in found), None)
-        self._nodes.put(key, (names, evidence, node))
-        return node
+        await for_each(look, [name for name in names if name not in held.layouts])
+        return [layout for name in NODE_DOCUMENTS if name in names and (layout := held.layouts[name]) is not None]
+
+    async def _document(self, key: str, answers: _Answers) -> bytes | None:
+        """Return the bytes of a document, None if it is absent or refused; add the answer to `answers`."""
+        data, given, refused = None, None, False
+        try:
+            await self._store.look(key, page=True)
+            given = self._store.names.get(key)  # before the bytes are read, which may be of a later version
+            data = bytes(await self._store.get(key, 0, DOCUMENT_MAX))
+        except NotFound:
+            given = None
+        except IsDirectory:
+            given = self._store.names.get(key)
+        except AccessDenied:  # some servers answer 403 for absent keys
+            refused = True
+        answers.add(key, given, refused)
+        return data
 
     async def _consolidated(self) -> dict[str, tuple[str, ...]]:
         """Return the nodes in consolidated metadata at the root, and their documents."""
-        if not self._holds(self._named_by):
-            await self._reading.run(None, self._read_names, lambda: self._holds(self._named_by) or None)
+
+        def known() -> bool:
+            return self._named_by is not None and self._named_by.hold()
+
+        if not known():
+            await self._reading.run(None, self._read_names, lambda: known() or None)
         return self._named
 
     async def _read_names(self) -> bool:
         named: dict[str, tuple[str, ...]] = {}
-        evidence: Evidence = {}
-        whole = True
+        answers, whole = _Answers(self._store.names), True
         for name in CONSOLIDATED:
-            data = await self._document(name, evidence)
+            data = await self._document(name, answers)
             if data is not None:
                 found = _named_by(name, data)
                 for node, documents in found.items():  # a node may have documents of both generations
@@ -329,61 +369,25 @@ class UnlistedStore(WrappingStore):
                 path = split_key(path)[0]
         if self._members:
             named.setdefault("", ())
-        self._named, self._named_by = named, evidence
+        self._named, self._named_by = named, answers
         self._members_of = {}
         for parent, name in map(split_key, filter(None, named)):
             if not self._lists or may_be_hidden(name):
                 self._members_of.setdefault(parent, []).append(name)
         return True
 
-    async def _document(self, key: str, evidence: Evidence) -> bytes | None:
-        """Return the bytes of a document, None if it is absent or refused; add the answer to `evidence`."""
-        data, asked, names = None, trio.current_time(), self._store.names
-        try:
-            await self._store.look(key, page=True)
-            evidence[key] = self._answer(key)  # before the bytes are read, which may be of a later version
-            data = bytes(await self._store.get(key, 0, DOCUMENT_MAX))
-        except (NotFound, IsDirectory):
-            self._lacking.put(key, asked + max(names.ttl, names.absent))
-        except AccessDenied:  # some servers answer 403 for absent keys
-            self._lacking.put(key, asked + min(names.ttl, _REFUSED))
-        if data is None:
-            evidence[key] = self._answer(key)
-        return data
-
-    def _holds(self, evidence: Evidence) -> bool:
-        """Return whether conclusions from `evidence` still hold, without a request."""
-        return all(known is not None and self._answer(document) == known for document, known in evidence.items())
-
-    def _answer(self, document: str) -> Known | None:
-        """Return the valid answer about a document: _ABSENT if it is absent or refused, None if it is not known."""
-        known = self._store.names.get(document)
-        if known is None:
-            return _ABSENT if self._lacking.get(document, -math.inf) > trio.current_time() else None
-        return known if known.entry is not None else _ABSENT
-
     # -- listings
 
     async def _shown(self, prefix: str) -> list[Info] | None:
-        """Return the server's listing of a directory, if there is one: some servers hide only names with a dot."""
-        if not self._lists and (not prefix or prefix in await self._consolidated() or (await self._array(prefix))[0]):
-            return None  # the root is known to have no listing; nodes and directories in arrays need none
+        """Return the server's listing of a directory, if it shows one."""
+        if not self._lists:
+            return None
         try:
             return await self._store.listed(prefix)
-        except AccessDenied:
-            if self._lists:
-                raise  # an empty listing would silently lack chunks
-            return None
         except (NotFound, NotDirectory, TargetMissing):
-            if not self._lists:
-                return None
             if (await self._array(prefix))[1]:  # a directory of chunks, without any chunk
                 return []
             raise
-
-    def _shows_all(self, shown: list[Info]) -> bool:
-        """Return whether a listing lacks no document: those that servers hide are never beside a zarr.json."""
-        return self._lists and any(info.name == "zarr.json" for info in shown)
 
     async def _documents(self, prefix: str, shown: Container[str]) -> list[Info]:
         """Return the metadata documents of a directory that the server's listing hides."""
@@ -401,8 +405,8 @@ class UnlistedStore(WrappingStore):
         async def look(name: str) -> None:
             key = join_key(prefix, name)
             try:
-                if name in DOCUMENTS and await self._is_no_document(prefix, name):
-                    return
+                if name in DOCUMENTS:
+                    await self._check_document(prefix, name)
                 info = await self._store.info(key)
             except NotFound:
                 return
@@ -416,10 +420,12 @@ class UnlistedStore(WrappingStore):
         await for_each(look, names)
         return found
 
-    async def _chunks(self, prefix: str, node: NodeLayout, directory: str, after: str) -> AsyncIterator[Info]:
+    async def _chunks(self, array: str, node: NodeLayout, directory: str, after: str) -> AsyncIterator[Info]:
         """Yield the chunks of an array that the server has, and directories of chunks, in `directory` of the array."""
-        array = prefix[: len(prefix) - len(directory)].rstrip("/")
-        children = _children(node, await self._template(array, node), directory, after)
+        prefix = join_key(array, directory) if directory else array
+        if node.grid is None:
+            raise ReadError(prefix or "/", _NO_GRID)
+        children = _children(node.grid, await self._template(array, node), directory, after)
         while batch := list(itertools.islice(children, _ASKED)):
             files = [info.name for info in batch if info.kind is Kind.FILE]
             there = {info.name: info for info in await self._existing(prefix, files)}
@@ -488,15 +494,6 @@ def _tells_members(info: Info) -> bool:
     return info.kind is Kind.DIRECTORY or (info.name in NODE_DOCUMENTS and not info.unreadable)
 
 
-def _has(node: NodeLayout, directory: str, name: str) -> bool:
-    """Return whether `name` is a chunk, or a directory of chunks, in a directory of an array."""
-    if not name or node.grid is None:
-        return False
-    key = join_key(directory, name)
-    return node.leads(key) or node.has_chunk(key)
-
-
-def _children(node: NodeLayout, template: KeyTemplate, directory: str, after: str) -> Iterator[Info]:
-    assert node.grid is not None
-    for name, is_directory in template.children(directory, node.grid, after):
+def _children(grid: Grid, template: KeyTemplate, directory: str, after: str) -> Iterator[Info]:
+    for name, is_directory in template.children(directory, grid, after):
         yield Info(name, Kind.DIRECTORY) if is_directory else Info(name, Kind.FILE, None)
