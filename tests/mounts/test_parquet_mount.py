@@ -86,7 +86,7 @@ def test_a_lost_record_file_is_an_error_for_its_own_keys_only(tmp_path: Path) ->
         assert array[39] == ord("9")
         with pytest.raises(OSError, match="Input/output error"):
             array[25]
-        assert f"{root}/a/refs.2.parq: no such file or directory" in log_of(mount)
+        assert f"{root}/a/refs.2.parq: is a symbolic link" in log_of(mount)
     checked = json.loads(run("check", "--json", root).stdout)
     assert (checked["ok"], checked["missing"], checked["clean"]) == (33, 10, False)
 
@@ -138,7 +138,7 @@ def test_a_record_file_within_the_mount_is_a_loop(tmp_path: Path) -> None:
     (root / "a").mkdir()
     (root / "a/refs.0.parq").symlink_to(tmp_path / "mnt/.zmetadata")
     with mounted(root, tmp_path / "mnt") as mount:
-        assert error_of((mount / "a/0").read_bytes) == errno.ELOOP
+        assert error_of((mount / "a/0").read_bytes) == errno.EIO
 
 
 def test_a_listing_returns_the_names_it_has_before_it_fails(tmp_path: Path) -> None:

@@ -75,9 +75,9 @@ def _garbage_inside(path: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a dangling link": (lambda path: (path.unlink(), path.symlink_to("x"))[1], "no such file or directory"),
-    "a directory": (lambda path: (path.unlink(), path.mkdir())[1], "is not a regular file"),
-    "a fifo": (_a_fifo, "is not a regular file"),
+    "a dangling link": (lambda path: (path.unlink(), path.symlink_to("x"))[1], "is a symbolic link to x"),
+    "a directory": (lambda path: (path.unlink(), path.mkdir())[1], "is a directory"),
+    "a fifo": (_a_fifo, "is a FIFO"),
     "empty": (lambda path: os.truncate(path, 0), "not a Parquet file"),
     "cut off": (_cut, "not a Parquet file"),
     "text": (lambda path: path.write_text("<html>"), "not a Parquet file"),
@@ -164,9 +164,9 @@ def test_failures_that_are_not_absent_record_files(tmp_path: Path) -> None:
     async def read(store: ParquetStore) -> None:
         assert not [info for array in ("a", "far") for info in (await listed(store, array))[1:]]
         for key in ("link/1", "links/0", "links/1", "file/0"):
-            with pytest.raises(TargetMissing):
+            with pytest.raises(ReadError):
                 await store.info(key)
-            with pytest.raises(TargetMissing):
+            with pytest.raises(ReadError):
                 await store.get(key)
         assert [info.name for info in (await listed(store, "links"))[1:]] == ["0", "1"]
         assert [info.name for info in (await listed(store, "link"))[1:]] == ["1"]
@@ -175,8 +175,8 @@ def test_failures_that_are_not_absent_record_files(tmp_path: Path) -> None:
 
     async def gone(store: ParquetStore) -> None:
         assert len(await listed(store, "a")) == 1
-        root.rename(tmp_path / "away")
-        with pytest.raises(TargetChanged):
+        shutil.rmtree(root)
+        with pytest.raises(ReadError):
             await store.get("far/1")
 
     ask(root, gone)
@@ -271,7 +271,9 @@ def test_a_large_record_file_behind_a_url_is_not_fetched_whole(faulty: Faulty, t
         assert bytes(await store.get("a/4")) == b"4"
 
     ask(f"{faulty.url}/large", read, memory_limit=256 << 20)
-    assert ("GET", "/large/a/refs.0.parq", f"bytes=0-{64 << 20}") in faulty.requests
+    fetched = [extent for _, path, extent in faulty.requests if path.endswith("refs.0.parq")]
+    assert fetched
+    assert all(int(extent.rpartition("-")[2]) < 16 << 20 for extent in fetched)
 
 
 @settings(max_examples=100, deadline=None)
@@ -308,16 +310,15 @@ def test_a_set_replaced_while_its_store_is_open_is_an_error(
     """Cached rows stay readable; rows of the new version are never returned, also when a record file is read again."""
     monkeypatch.setattr(parquet, "_RETRY", 0)
     at = (nginx.plain.root if far else tmp_path) / "set"
-    new, old = at.with_name("new"), at.with_name("old")
-    for root in (at, new, old):
+    new = at.with_name("new")
+    for root in (at, new):
         shutil.rmtree(root, ignore_errors=True)
     make(at)
     write_set(new, {"a/.zarray": zarray([10], [1], order="F"), "a/.zattrs": {}}, {"a": [b"new"] * 10})
 
     async def read(store: ParquetStore) -> None:
         assert bytes(await store.get("a/0")) == b"0"
-        at.rename(old)
-        new.rename(at)
+        shutil.copytree(new, at, dirs_exist_ok=True)
         assert bytes(await store.get("a/1")) == b"1"
         for key in ("a/4", "a/9", "a/4"):
             with pytest.raises(TargetChanged, match=r"set/\.zmetadata: has changed since it was first read"):
@@ -443,7 +444,7 @@ def test_an_array_at_the_root_has_its_record_files_there(tmp_path: Path) -> None
     (root / "refs.1.parq").symlink_to("nowhere")
     found = tree_of(root)
     assert list(found) == [".zarray", ".zmetadata", "0", "1", "3", "4", "5"]
-    assert (found["3"], "refs.1.parq: no such file" in str(found["5"])) == (b"3", True)
+    assert (found["3"], "refs.1.parq: is a symbolic link" in str(found["5"])) == (b"3", True)
 
 
 # -- remote sets

@@ -11,6 +11,8 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import logging
+import os
+import re
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,13 +20,15 @@ import trio
 
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.single_flight import SingleFlight
-from zarrfs.concurrency.tasks import for_each
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, SourceError, StoreError, TargetMissing
+from zarrfs.config import urls
+from zarrfs.config.redaction import without_secrets
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, SourceError, StoreError, TargetChanged
 from zarrfs.references.keys import printable as shown
-from zarrfs.references.parquet_files import Directory, Remote
 from zarrfs.references.parquet_metadata import DOCUMENT, Bound, ParquetSet, is_chunk_like, read_set
 from zarrfs.references.parquet_records import ABSENT, UNKNOWN, RecordFile, RecordRow, parse_record
 from zarrfs.store.api import Info, Kind, Store, Usage, Value, join_key, split_key
+from zarrfs.store.directory import FileSystemStore, Links
+from zarrfs.store.remote import FsspecStore
 from zarrfs.store.targets import TargetReader, Targets
 from zarrfs.store.values import BytesValue
 from zarrfs.system.buffers import Buffer
@@ -44,7 +48,10 @@ _FAILURES = 1024  # failures remembered
 _SIZES = 16_384  # sizes of whole targets remembered
 _AHEAD = 16  # record files read concurrently after an absent one
 _LISTED = 65_536  # most chunks listed between two checkpoints, whatever the record_size
+_CHANGED = "has changed since it was first read: the set is another one now"
 _COUNTED = 1_000_000  # most record files that are counted by requesting each
+_FETCHED = 16 << 20  # bytes of record files cached as they are, before they are parsed
+_RECORD = re.compile(r"refs\.(0|[1-9][0-9]{0,18})\.parq", re.ASCII)
 
 
 def open_set(plan: Plan, options: Options) -> ParquetStore:
@@ -52,15 +59,7 @@ def open_set(plan: Plan, options: Options) -> ParquetStore:
     memory = memory_limit(options)
     share = memory // 4  # for record files; the rest is for bytes of targets
     targets = Targets(dataclasses.replace(options, memory_limit=memory - share), plan.base, plan.origin)
-    limit = Bound(max(share, _LEAST), "memory_limit")
-    if options.document_limit < limit.size:
-        limit = Bound(options.document_limit)
-    place: Directory | Remote
-    if plan.url is not None:
-        place = Remote(plan.url, options, limit)
-    else:
-        place = Directory(plan.path or "/", options.document_limit, limit)
-    return ParquetStore(place, targets, share, limit, plan.mtime_ns)
+    return ParquetStore(plan, options, targets, share)
 
 
 class Absences(NamedTuple):
@@ -87,23 +86,32 @@ class _NoRecord:
 
 
 class ParquetStore(Store):
-    """A store for the set at `place`; `targets` reads its targets. `memory` bounds the bytes of parsed record files.
+    """A store for the set of `plan`; `targets` reads its targets. `memory` bounds the bytes of parsed record files.
 
-    `limit`: the largest expanded size of a record file. `mtime_ns`: the mtime of every entry.
+    A record file belongs to the set if `.zmetadata`, looked up after it was read, is the one that was read first. A
+    record file that is read again must be the same, too, because a set may be written again with an equal
+    `.zmetadata`, whose ETag may be a hash of its content.
     """
 
     immutable = True
 
-    def __init__(
-        self, place: Directory | Remote, targets: TargetReader, memory: int, limit: Bound,
-        mtime_ns: int | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, plan: Plan, options: Options, targets: TargetReader, memory: int) -> None:
         from zarrfs.cache.memory import BlockCache
 
-        self._place, self._targets, self._limit, self._mtime_ns = place, targets, limit, mtime_ns
+        self._remote: FsspecStore | None = None
+        if plan.url is not None:
+            own = dataclasses.replace(options, missing_status=(404,), memory_limit=min(memory, _FETCHED))
+            self._lower: Store = (remote := FsspecStore(plan.url, own))
+            self._remote = remote
+        else:
+            self._lower = FileSystemStore(plan.path or "/", Links.FOLLOW, allowed=("/",))
+        self._place, self._targets, self._mtime_ns = plan.url or plan.path or "/", targets, plan.mtime_ns
+        self._document_limit = Bound(options.document_limit)
+        self._limit = min(Bound(max(memory, _LEAST), "memory_limit"), self._document_limit)
         self._warned = False
         self._set: ParquetSet | None = None
         self._lock = trio.Lock()
+        self._identities: dict[str, tuple[object, ...]] = {}  # of all files that were read
         self._records: BlockCache[RecordFile | _NoRecord] = BlockCache(memory)
         self._parsing = trio.CapacityLimiter(1)  # child processes, which hold a record file each
         self._failures: LRU[tuple[str, int], tuple[float, ReadError]] = LRU(_FAILURES)
@@ -115,11 +123,11 @@ class ParquetStore(Store):
         if self._set is None:
             async with self._lock:
                 if self._set is None:
-                    document = await self._place.read(DOCUMENT)
                     try:
-                        self._set = await trio.to_thread.run_sync(
-                            read_set, self._place.shown(DOCUMENT), bytes(document)
-                        )
+                        document = await self._read(DOCUMENT, self._document_limit)
+                        self._set = await trio.to_thread.run_sync(read_set, self._shown(DOCUMENT), bytes(document))
+                    except NotFound:
+                        raise ReadError(self._shown(DOCUMENT), "no such file or directory") from None
                     except SourceError as exc:
                         raise ReadError(exc.source, str(exc).removeprefix(f"{exc.source}: ")) from None
         return self._set
@@ -148,11 +156,11 @@ class ParquetStore(Store):
             if grid is None or (prefix not in ("", array) and not array.startswith(f"{prefix}/")):
                 continue
             count = _record_files(grid, found.record_size)
-            numbers = await self._place.records(array)
+            numbers = await self._numbers(array)
             if numbers is None:
                 if not ask or total + count > _COUNTED:
                     return None
-                numbers = await self._existing_records(array, count)
+                numbers = [number async for number, *_ in self._records_of(array, grid)]
             there = bisect.bisect_left(numbers, count)
             if there < count and not first:
                 lost = next((at for at, number in enumerate(numbers[:there]) if at != number), there)
@@ -261,7 +269,7 @@ class ParquetStore(Store):
 
     async def aclose(self) -> None:
         await self._targets.aclose()
-        await self._place.aclose()
+        await self._lower.aclose()
 
     # -- names
 
@@ -293,7 +301,7 @@ class ParquetStore(Store):
 
     def _broken(self, found: ParquetSet, array: str) -> ReadError:
         """Return the error for reads of the chunks of `array`, whose grid is unknown."""
-        return ReadError(f"{self._place.shown(DOCUMENT)}: {shown(join_key(array, '.zarray'))}", found.broken[array])
+        return ReadError(f"{self._shown(DOCUMENT)}: {shown(join_key(array, '.zarray'))}", found.broken[array])
 
     # -- chunks
 
@@ -334,7 +342,7 @@ class ParquetStore(Store):
             except ReadError as exc:
                 record = exc
             if record is None and not looked:
-                there, looked = await self._place.records(array), True
+                there, looked = await self._numbers(array), True
             following = number + 1
             if there is not None:
                 at = bisect.bisect_right(there, number)
@@ -359,11 +367,11 @@ class ParquetStore(Store):
         try:
             row = record.row(chunk.row)
         except ValueError as exc:
-            raise ReadError(self._shown(chunk.array, chunk.record), str(exc)) from None
+            raise ReadError(self._shown(_record_key(chunk.array, chunk.record)), str(exc)) from None
         if row is None:
             raise NotFound(key)
         if row.broken and not broken:
-            raise ReadError(self._shown(chunk.array, chunk.record), row.broken)
+            raise ReadError(self._shown(_record_key(chunk.array, chunk.record)), row.broken)
         return row
 
     async def _record(self, array: str, number: int) -> RecordFile | None:
@@ -385,7 +393,7 @@ class ParquetStore(Store):
             self._warned = True
             log.warning(
                 "%s: is not there: its chunks count as absent, as fsspec and kerchunk write sparse arrays; "
-                "zarrfs check counts such record files", self._shown(array, number),
+                "zarrfs check counts such record files", self._shown(_record_key(array, number)),
             )  # fmt: skip
         return None
 
@@ -393,34 +401,17 @@ class ParquetStore(Store):
         assert self._set is not None
         key = _record_key(array, number)
         try:
-            data = await self._place.read(key)
-        except TargetMissing as exc:
-            if await self._place.absent(key, exc):
-                return _NoRecord()
-            raise
-        await self._place.check()
+            data = await self._read(key, self._limit)
+        except NotFound:
+            await self._check()
+            return _NoRecord()
+        await self._check()
         try:
             return await trio.to_thread.run_sync(
                 parse_record, data, self._set.record_size, self._limit, limiter=self._parsing
             )
         except ValueError as exc:
-            raise ReadError(self._shown(array, number), str(exc)) from None
-
-    async def _existing_records(self, array: str, count: int) -> list[int]:
-        """Return the numbers of an array's record files, found by reading all; unreadable ones count as existing."""
-        there = []
-
-        async def look(number: int) -> None:
-            try:
-                absent = await self._record(array, number) is None
-            except ReadError:
-                absent = False
-            if not absent:
-                there.append(number)
-
-        for start in range(0, count, _AHEAD):
-            await for_each(look, range(start, min(start + _AHEAD, count)))
-        return sorted(there)
+            raise ReadError(self._shown(key), str(exc)) from None
 
     async def _prefetch(self, array: str, number: int) -> None:
         try:
@@ -428,8 +419,73 @@ class ParquetStore(Store):
         except Exception:  # a reader of the record file reports the failure
             return
 
-    def _shown(self, array: str, number: int) -> str:
-        return self._place.shown(_record_key(array, number))
+    # -- the files of the set
+
+    async def _read(self, key: str, limit: Bound) -> Buffer:
+        """Return a whole file of the set. Raise NotFound, or ReadError, also if it is larger than its limit."""
+        try:
+            if self._remote is not None:
+                await self._remote.look(key)  # one request for its attributes and its beginning
+            value = await self._lower.open(key)
+            try:
+                if value.size > limit.size:
+                    raise ReadError(key, str(limit))
+                data = await value.read(0, value.size)
+            finally:
+                value.close()
+        except NotFound:
+            raise
+        except (StoreError, ReadError) as exc:
+            raise self._named(key, exc) from exc
+        if self._identities.setdefault(key, self._identity(value.info)) != self._identity(value.info):
+            raise TargetChanged(self._shown(key), _CHANGED)
+        return data
+
+    async def _check(self) -> None:
+        """Raise TargetChanged if `.zmetadata` has changed since it was read."""
+        if self._remote is not None:
+            self._remote.names.forget(DOCUMENT)
+        try:
+            found = await self._lower.info(DOCUMENT)
+        except NotFound:
+            raise TargetChanged(self._shown(DOCUMENT), "has gone since it was first read") from None
+        except (StoreError, ReadError) as exc:
+            raise self._named(DOCUMENT, exc) from exc
+        if self._identity(found) != self._identities[DOCUMENT]:
+            raise TargetChanged(self._shown(DOCUMENT), _CHANGED)
+
+    async def _numbers(self, array: str) -> list[int] | None:
+        """Return the sorted numbers of an array's record files; None if no reliable listing is available."""
+        if urls.protocols(self._place)[:1] in (["http"], ["https"]):  # HTML may leave names out
+            return None
+        try:
+            found = [_RECORD.fullmatch(info.name) async for info in self._lower.list_dir(array)]
+        except NotFound:
+            found = []
+        except (StoreError, ReadError):
+            return None
+        await self._check()
+        return sorted(int(match[1]) for match in found if match)
+
+    def _identity(self, info: Info) -> tuple[object, ...]:
+        """Return the attributes of a version: ETags alone may be equal, and listings have finer times than HEAD."""
+        tick = 1 if self._remote is None else 1_000_000_000
+        return info.identity, info.size, info.mtime_ns and info.mtime_ns // tick
+
+    def _named(self, key: str, exc: StoreError | ReadError) -> ReadError:
+        """Return the failure of a file of the set under the file's full name."""
+        if isinstance(exc, StoreError):
+            return ReadError(self._shown(key), exc.reason or exc.__doc__ or "")
+        return exc.at(self._shown(key))
+
+    def _shown(self, key: str) -> str:
+        """Return the name of a file of the set for messages."""
+        if self._remote is None:
+            return os.path.join(self._place, shown(key))
+        head, _, archive = without_secrets(self._place).partition("::")
+        url, mark, query = head.partition("?")
+        directory = url if url.endswith("://") else f"{url.rstrip('/')}/"  # "zip://" for the root of a zip file
+        return f"{directory}{shown(key)}{mark}{query}" + (f"::{archive}" if archive else "")
 
     async def _whole_size(self, url: str, begin: bool = False) -> int:
         async def ask() -> int:

@@ -20,10 +20,7 @@ RECORD_SIZE = b'"record_size"'  # distinguishes a set's document from a Zarr sto
 RECORD_SIZE_MAX = 2**31 - 1  # rows of a record file, which is read as a whole
 _CHUNK_LIKE = re.compile(r"[0-9]+(?:[./][0-9]+)*", re.ASCII)
 _REPORTED_MAX = 20  # problems that are reported as warnings; more are only counted
-# JSON text that ujson writes differently: strings, and the padding of an exponent such as e-07
-_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*"|e[+-]0')
-_ESCAPE = re.compile(r"/|\\u007f|\\.")
-_ESCAPED = {"/": "\\/", "\\u007f": "\x7f"}  # how ujson writes them
+json_text = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Bound(NamedTuple):
@@ -52,20 +49,6 @@ def check_package(source: str) -> None:
     if importlib.util.find_spec("pyarrow") is None:
         rule = "the Parquet layout needs the package pyarrow: it comes with zarrfs's extra parquet (docs/install.md)"
         raise SourceError(source, rule)
-
-
-def json_text(value: object) -> bytes:
-    r"""Return a member of `metadata` as ujson writes it: the text that fsspec returns if kerchunk is installed.
-
-    That is compact ASCII with \/ for a slash and 1e-7 for 1e-07.
-    """
-    return _TOKEN.sub(_as_ujson, json.dumps(value, separators=(",", ":"))).encode()
-
-
-def _as_ujson(token: re.Match[str]) -> str:
-    if token[0][0] == "e":
-        return token[0][:-1]
-    return _ESCAPE.sub(lambda match: _ESCAPED.get(match[0], match[0]), token[0])
 
 
 class ParquetSet:
@@ -114,7 +97,7 @@ class ParquetSet:
         if value is self:
             return None
         if not isinstance(value, bytes):
-            value = self._metadata[key] = json_text(value)
+            value = self._metadata[key] = json_text(value).encode()
         return value
 
     def directory_above(self, key: str) -> tuple[str, str]:
