@@ -144,10 +144,34 @@ def test_an_external_codec_that_dies_or_hangs_is_an_error(bomb: str, monkeypatch
 
 def test_a_chunk_is_decoded_although_the_idle_child_process_was_killed(bomb: str) -> None:
     bombed(bomb, 1000)
-    for child in set(children()):
-        if b"bounded.serve" in Path(f"/proc/{child}/cmdline").read_bytes():
-            os.kill(child, signal.SIGKILL)
-            os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    for child in servers():
+        os.kill(child, signal.SIGKILL)
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert bombed(bomb, 1000).tolist() == [1] * 1000
+
+
+def servers() -> list[int]:
+    """Return the child processes of this one that decode."""
+    return [child for child in children() if b"bounded.serve" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def test_a_stopped_child_process_is_an_error_in_time(bomb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request does not fit in the pipe."""
+    bounded.end_idle()
+    codec = external.ExternalCodec(bomb.removeprefix("numcodecs."), {"does": "first"}, 1000)
+    for child in servers():
+        os.kill(child, signal.SIGSTOP)
+    monkeypatch.setattr(bounded, "TIMEOUT", 0.2)
+    with pytest.raises(CodecError, match=r"no answer within 0\.2 s"):
+        codec.decode((1000).to_bytes(1 << 20, "little"))
+
+
+def test_an_idle_child_process_ends(bomb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bounded.end_idle()
+    monkeypatch.setattr(bounded, "IDLE", 1.0)
+    assert bombed(bomb, 1000).tolist() == [1] * 1000
+    (child,) = servers()
+    until(lambda: not is_running(child), 20)
     assert bombed(bomb, 1000).tolist() == [1] * 1000
 
 

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from typing import IO, Any
 
 from zarrfs.errors import reason_of
@@ -23,8 +24,12 @@ from zarrfs.system.buffers import Buffer
 from zarrfs.system.processes import no_bytecode, readable
 
 TIMEOUT = 60.0  # seconds per request
+IDLE = 60.0  # seconds after which an idle child ends itself
 _IDLE_MAX = 4  # idle child processes of a module
-_PROGRAM = "import sys; module, *sys.path = sys.argv[1:]; from zarrfs.system import bounded; bounded.serve(module)"
+_PROGRAM = (
+    "import sys; module, idle, *sys.path = sys.argv[1:]; from zarrfs.system import bounded; "
+    "bounded.serve(module, float(idle))"
+)
 
 Header = dict[str, Any]
 
@@ -67,30 +72,39 @@ class _Child:
     """A child process of this one."""
 
     def __init__(self, module: str) -> None:
-        self.parent = os.getpid()
+        self.parent, self._used = os.getpid(), 0.0
         self._process = subprocess.Popen(
-            [sys.executable, "-I", *no_bytecode(), "-c", _PROGRAM, module, *filter(None, sys.path)], bufsize=0,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/",
+            [sys.executable, "-I", *no_bytecode(), "-c", _PROGRAM, module, str(IDLE), *filter(None, sys.path)],
+            bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/",
             start_new_session=True,  # Ctrl-C is for this process
         )  # fmt: skip
 
     @property
     def usable(self) -> bool:
-        """Return whether the child runs and is one of this process: after fork(2), it is one of the parent alone."""
-        return self.parent == os.getpid() and self._process.poll() is None
+        """Return whether the child is one of this process, not of the one that forked it, and goes on running."""
+        due = self._used + IDLE / 2 < time.monotonic()  # it may end at any time
+        return self.parent == os.getpid() and not due and self._process.poll() is None
 
     def request(self, header: Header, data: Buffer | None, limit: int) -> tuple[Header, bytearray]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # the child has ended: reading its answer reports that
-            # the child ends itself only if this process has ended, else its status would be the reason
-            _send(self._process.stdin, header | {"timeout": TIMEOUT + 1}, data)
-        if not readable(self._process.stdout.fileno(), TIMEOUT):
-            raise ChildError(f"no answer within {TIMEOUT:g} s")
-        found = _received(self._process.stdout, limit)
+        late = threading.Timer(TIMEOUT, self._process.kill)  # a child that is stopped takes no request either
+        late.daemon = True
+        late.start()
+        began = time.monotonic()
+        try:
+            with contextlib.suppress(BrokenPipeError):  # the child has ended: reading its answer reports that
+                # the child ends itself only if this process has ended, else its status would be the reason
+                _send(self._process.stdin, header | {"timeout": TIMEOUT + 1}, data)
+            found = _received(self._process.stdout, limit)
+        finally:
+            late.cancel()
+        self._used = time.monotonic()
         if found is None:
             self._process.kill()
-            raise ChildError(f"the process that decoded has ended with status {self._process.wait()}")
+            status = self._process.wait()
+            ended = f"the process that decoded has ended with status {status}"
+            raise ChildError(f"no answer within {TIMEOUT:g} s" if self._used - began >= TIMEOUT else ended)
         return found
 
     def end(self) -> None:
@@ -166,12 +180,12 @@ def limit_memory(more: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
-def serve(module: str) -> None:
-    """Answer requests on standard input until it ends: the main function of the child process."""
+def serve(module: str, idle: float) -> None:
+    """Answer requests on standard input until it ends, or for `idle` seconds none comes: a child's main function."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # the output of a package that prints must not reach the answers
     answer = importlib.import_module(module).answer
-    while (request := _received(requests, sys.maxsize)) is not None:
+    while readable(requests.fileno(), idle) and (request := _received(requests, sys.maxsize)) is not None:
         found: Buffer | None = None
         signal.setitimer(signal.ITIMER_REAL, request[0]["timeout"])  # ends this process, even if the parent has ended
         try:
