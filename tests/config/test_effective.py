@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.conftest import run
 from zarrfs.config import effective as configuration
 from zarrfs.config.effective import settings
-from zarrfs.config.options import TABLE, Options
+from zarrfs.config.options import Options
 from zarrfs.errors import UsageError
 
 SOURCE = "s3://bucket/climate/era5.json"
@@ -92,31 +92,31 @@ def variables(values: dict[str, Any]) -> Iterator[None]:
             del os.environ[name]
 
 
-@given(st.lists(st.tuples(SAID, STORAGE), min_size=6, max_size=6), SAID, SAID)
+@given(st.lists(st.tuples(SAID, STORAGE), min_size=4, max_size=4), SAID, SAID)
 def test_the_stronger_place_wins_option_by_option(
     place: Path, layers: list[tuple[Values, dict[str, int]]], environment: Values, line: Values
 ) -> None:
     """Compare with a dict. `layers` are the sections of the two files, the weakest first."""
     files = []
     for number, name in enumerate(("system.toml", "named.toml")):
-        (all_, all_storage), (wide, wide_storage), (near, near_storage) = layers[3 * number : 3 * number + 3]
+        (all_, all_storage), (near, near_storage) = layers[2 * number : 2 * number + 2]
         sections = [("[options]", toml(all_)), ("[storage.s3]", toml(all_storage))]
-        for at, said, storage in ("s3://bucket/climate/", near, near_storage), ("s3://bucket", wide, wide_storage):
-            sections += [(f'[source."{at}"]', toml(said)), (f'[source."{at}".storage.s3]', toml(storage))]
-        sections.append(('[source."s3://bucket/clim"]', toml({"retries": 100})))  # a partial name
+        sections.append(("[source.x]", f'source = "{SOURCE}"\n{toml(near)}'))
+        sections.append(("[source.x.storage.s3]", toml(near_storage)))
+        sections.append(("[source.y]", f'source = "{SOURCE}"\n{toml({"retries": 100})}'))
         files.append(write(place / name, "".join(f"{head}\n{text}" for head, text in sections)))
     expected: dict[str, Any] = {}
-    storage: dict[str, int] = {}
+    storage: dict[str, str] = {}
     for said, of_storage in layers:
         expected |= said
-        storage |= of_storage
+        storage |= {name: str(value) for name, value in of_storage.items()}
     expected |= environment | line
     items = [f"{name}={str(value).lower()}" for name, value in line.items()] + [f"config={files[1]}"]
     with pytest.MonkeyPatch.context() as patch, variables(environment):
         patch.setattr(configuration, "SYSTEM", str(files[0]))
-        found = held(*items, source=SOURCE)
+        found = held(*items, source="x")
     assert {name: getattr(found, name) for name in NAMES} == {
-        name: expected.get(name, TABLE[name].default) for name in NAMES
+        name: expected.get(name, getattr(Options(), name)) for name in NAMES
     }
     assert found.storage.get("s3", {}) == storage
 
@@ -130,6 +130,7 @@ def test_lists_replace_those_of_weaker_places(user: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("ZARRFS_BLOBS", r"/x,/y\,z")
     assert held().blobs == ("/x", "/y,z")
     assert held("blobs=/c").blobs == ("/c",)
+    assert held("blobs=").blobs == ()
     monkeypatch.setenv("ZARRFS_BLOBS", "")
     assert held().blobs == ("/a", "/b")
     write(user, '[options]\nblobs = []\nallow = []\n')
@@ -157,49 +158,6 @@ def test_storage_options_of_a_file_are_merged_with_others(user: Path) -> None:
 # -- sources
 
 
-@pytest.mark.parametrize(
-    ("prefix", "source", "fits"),
-    [
-        ("s3://bucket", "s3://bucket/a", True), ("s3://bucket/", "s3://bucket", True),
-        ("s3://bucket", "s3://bucket2/a", False), ("s3a://bucket/a", "s3://bucket/a/b", True),
-        ("s3://bucket/a", "s3://bucket/ab", False), ("s3://", "s3://any", True), ("gs://b", "gcs://b/x", True),
-        ("https://host/", "https://me:pw@HOST/x?sig=1", True), ("https://host", "https://host:8443/x", False),
-        ("https://host/x", "https://host/x?sig=1", True), ("https://host", "http://host/x", False),
-        ("https://host", "https://host@evil.org/x", False), ("https://host", "https://host.evil.org/x", False),
-        ("sftp://host/data", "sftp://joe@HOST/data/s.parq", True), ("ssh://HOST", "ssh://joe@host/x", True),
-        ("ftp://host", "FTP://me:pw@Host/x", True), ("sftp://host", "sftp://host@evil.org/x", False),
-        ("sftp://host/data", "sftp://host/Data", False), ("s3://bucket", "s3://Bucket/x", False),
-        ("s3://bucket", "zip://a::s3://bucket/x.zip", True), ("zip://a::s3://bucket", "zip://a::s3://bucket/x", True),
-        ("/data", "/data/x.json", True), ("/data/", "/data", True), ("/data", "/database", False),
-        ("/data", "file:///data/x", True), ("/data", "/data/../other", False), ("/data", "/other/../data/x", True),
-        ("flux:", "flux:job/1", True), ("flux:job/", "flux:archive", False), ("~/sets", "HOME/sets/a", True),
-    ],
-)  # fmt: skip
-def test_a_section_applies_to_sources_below_its_prefix(user: Path, prefix: str, source: str, fits: bool) -> None:
-    write(user, f'[source."{prefix}"]\nretries = 77\n')
-    found = held(source=source.replace("HOME", os.path.expanduser("~")))
-    assert found.retries == (77 if fits else TABLE["retries"].default)
-
-
-@pytest.mark.parametrize(
-    ("short", "long", "source"),
-    [("/home/joe", "~/sets", "/home/joe/sets/a"), ("abfss://c/d", "az://c/d/e", "abfs://c/d/e/x")],
-)
-def test_the_section_of_the_longest_name_wins_however_it_is_written(
-    short: str, long: str, source: str, user: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", "/home/joe")
-    write(user, f'[source."{long}"]\nretries = 1\n[source."{short}"]\nretries = 2\nhost_requests = 2\n')
-    found = held(source=source)
-    assert (found.retries, found.host_requests) == (1, 2)
-
-
-def test_sections_apply_to_relative_sources(user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(user, f'[source."{tmp_path}"]\nretries = 77\n')
-    monkeypatch.chdir(tmp_path)
-    assert held(source="refs.json").retries == 77
-
-
 def test_the_name_of_a_section_is_replaced_by_its_source(user: Path, tmp_path: Path) -> None:
     write(tmp_path / "url", "https://me:pw@host/x?sig=1\n")
     text = f'[source.a]\nsource = "{SOURCE}"\nretries = 7\n'
@@ -224,13 +182,14 @@ def test_a_relative_source_or_base_resolves_beside_the_file(user: Path, source: 
     write(user, f'[source.a]\nsource = "{source}"\n')
     expected = found.replace("HERE", str(user.parent)).replace("HOME", os.path.expanduser("~"))
     assert settings([], ["a"]).sources == [expected]
-    write(user, f'[source."/x"]\nbase = "{source}"\n')
-    assert held(source="/x/y").base == expected
+    write(user, f'[source.a]\nsource = "x"\nbase = "{source}"\n')
+    assert held(source="a").base == expected
 
 
 def test_sections_of_the_first_source_win(user: Path) -> None:
-    write(user, '[source."/a"]\nretries = 1\nread_timeout = 1\n[source."/b"]\nretries = 2\nmetadata_ttl = 2\n')
-    found = settings([], ["/a/x", "/b/x"]).parsed.options
+    write(user, '[source.a]\nsource="/"\nretries = 1\nread_timeout = 1\n'
+          '[source.b]\nsource="/"\nretries = 2\nmetadata_ttl = 2\n')  # fmt: skip
+    found = settings([], ["a", "b"]).parsed.options
     assert (found.retries, found.read_timeout, found.metadata_ttl) == (1, 1, 2)
 
 
@@ -258,11 +217,12 @@ def test_paths_in_storage_options_resolve_beside_the_file(
     (user.parent / "key.json").touch()
     write(
         user, f'[storage.http]\nclient_cert = "a.pem"\nclient_key = "~/b.pem"\n[storage.gcs]\ntoken = "key.json"\n'
-        f'[source."/x".storage.ssh]\nclient_keys = ["k", "/l", "@{secret}"]\nknown_hosts = "@{secret}"\n'
+        f'[source.x]\nsource = "/y"\n[source.x.storage.ssh]\nclient_keys = ["k", "/l", "@{secret}"]\n'
+        f'known_hosts = "@{secret}"\n'
         '[storage."gs://b"]\ntoken = "cloud"\n'
     )  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    assert held(source="/x/y").storage == {
+    assert held(source="x").storage == {
         "http": {"client_cert": f"{user.parent}/a.pem", "client_key": "/home/joe/b.pem"},
         "gcs": {"token": f"{user.parent}/key.json"}, "gs://b": {"token": "cloud"},
         "ssh": {"client_keys": [f"{user.parent}/k", "/l", "/else/where"], "known_hosts": "/else/where"},
@@ -272,37 +232,38 @@ def test_paths_in_storage_options_resolve_beside_the_file(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[options]\ncach_dir = '/x'", "[options] cach_dir: unknown option (did you mean cache_dir?)"),
-        ("[options]\ncache_size = 5", "[options] cache_size: option cache_size=5: expected a size with a unit"),
-        ("[options]\nread_timeout = nan", "[options] read_timeout: option read_timeout=nan: expected a time"),
-        ("[options]\nretries = 1e9", "[options] retries: option retries=1000000000.0: expected a whole number"),
-        ("[options]\nlog_file = 'http://h/x'", "[options] log_file: option log_file=http://h/x: expected a"),
-        ("[options]\nretries = true", "[options] retries: "),
-        ("[options]\ncache_dir = true", "[options] cache_dir: expected text, in quotes"),
-        ("[options]\nallow_other = ''", "[options] allow_other: option allow_other=: expected true or false"),
-        ("[options]\numask = 0o20", "[options] umask: expected text, in quotes"),
-        ("[options]\nlog_level = ['info']", "[options] log_level: expected text, in quotes"),
-        ("[options]\nbase = 'x'", "[options] base: "),
-        ("[options]\nconfig = 'x'", "[options] config: "),
-        ("[options]\nstorage_options = '{}'", "[options] storage_options: option storage_options was removed"),
-        ('[options]\ncache_dir = "~\\u0000x"', "[options] cache_dir: option cache_dir="),
-        ('[source.x]\nsource = "/q\\u0000x"', "[source.x] source: "),
-        (f"[options]\n{'a.' * 5000}b = 1", "[options] a: unknown option"),
+        ("[options]\ncach_dir = '/x'", "[options] unknown option 'cach_dir' (did you mean cache_dir?)"),
+        ("[options]\ncache_size = '5'", "[options] option cache_size=5: expected a size with a unit"),
+        ("[options]\nread_timeout = nan", "[options] option read_timeout=nan: expected a time"),
+        ("[options]\nretries = 5.5", "[options] option retries=5.5: expected a whole number"),
+        ("[options]\nlog_file = 'http://h/x'", "[options] option log_file=http://h/x: expected a path"),
+        ("[options]\nretries = true", "[options] option retries: expected a value, not true"),
+        ("[options]\nallow_other = ''", "[options] option allow_other=: expected true or false"),
+        ("[options]\numask = 20", "[options] option umask: expected text, in quotes"),
+        ("[options]\nlog_level = ['info']", "[options] option log_level: expected text, in quotes"),
+        ("[options]\nbase = 'x'", "[options] option base is for one source"),
+        ("[options]\nconfig = 'x'", "[options] option config cannot be set in a file"),
+        ("[source.x]\nsource = '/x'\nconfig = 'x'", "[source.x] option config cannot be set in a file"),
+        ("[options]\nstorage_options = '{}'", "[options] option storage_options was removed"),
+        ('[options]\ncache_dir = "~\\u0000x"', "[options] option cache_dir="),
+        ('[source.x]\nsource = "/q\\u0000x"', "[source.x]: "),
+        (f"[options]\n{'a.' * 5000}b = 1", "[options] unknown option 'a'"),
         ("#" * (1 << 20) + "\n", "holds more than 1 MiB"),
         ("options = 1", "[options]: expected a section, not a value"),
-        ("retries = 1", "retries: no section: expected [options], [storage], [source]"),
+        ("retries = 1", "retries: unknown section: set it below a line [options]"),
+        ("[storages]", "storages: unknown section (did you mean storage?)"),
         ("[storage]\ns3 = 1", "[storage.s3]: expected a section, not a value"),
         ("[storage.'s3://b/c']\nx = 1", '[storage."s3://b/c"]: expected a protocol'),
-        ("[storage.s3]\nanon = 'no'", "[storage.s3]: option s3.anon: expected true or false"),
-        ("[storage.s3]\nregion = 2020-01-01", "[storage.s3] region: "),
-        (f"[storage.s3]\n{'region.' * 5000}b = 1", "[storage.s3] region: "),
-        ("[source.'/x'.storage.s3]\nendpoint = 'http://h'",
-         '[source."/x".storage.s3]: option s3.endpoint: unknown (did you mean endpoint_url?)'),
-        ("[storage.s4]\nanon = true", "[storage.s4]: option s4.anon: unknown protocol 's4' (did you mean s3?)"),
+        ("[storage.s3]\nanon = 'maybe'", "[storage.s3] option s3.anon: expected true or false"),
+        ("[storage.s3]\nregion = 2020-01-01", "[storage.s3] option s3.region: "),
+        (f"[storage.s3]\n{'region.' * 5000}b = 1", "[storage.s3] option s3.region: "),
+        ("[source.x]\nsource = '/x'\n[source.x.storage.s3]\nendpoint = 'http://h'",
+         "[source.x.storage.s3] option s3.endpoint: unknown (did you mean endpoint_url?)"),
+        ("[storage.s4]\nanon = true", "[storage.s4] option s4.anon: unknown protocol 's4' (did you mean s3?)"),
         ("[source]\nx = 1", "[source.x]: expected a section, not a value"),
-        ("[source.x]\n", "[source.x]: a plain name needs source="),
+        ("[source.x]\n", "[source.x]: expected a line source ="),
         ("[source.'/x']\nsource = '/y'", '[source."/x"]: '),
-        ("[source.'https://u:secret@h/']\n", '[source."https://h/"]: its name has a secret in it'),
+        ("[source.'https://u:secret@h/']\n", '[source."https://h/"]: '),
         ("[options\n", "not TOML: "),
         ("\xff", "not TOML: "),
         ("a = " + "[" * 9999, "not TOML: "),
@@ -312,7 +273,7 @@ def test_errors_in_files_name_the_place(user: Path, text: str, says: str) -> Non
     user.write_bytes(text.encode("latin-1"))
     said = refused(source="/x")
     assert said.startswith(f"{user}: {says}")
-    assert "secret" not in said or "secret in it" in said
+    assert "secret" not in said
 
 
 @pytest.mark.parametrize(
@@ -359,7 +320,8 @@ SECRETS = [
     '[storage.s3]\nsecret = "hush"\n', '[storage."s3://b"]\nkey = "hush"\n',
     '[storage.http.headers]\nAuthorization = "hush"\n',
     '[source.x]\nsource = "https://me:hush@host/"\n', '[source.x]\nsource = "https://host/?sig=hush"\n',
-    '[source."/x".storage.s3]\ntoken = "hush"\n', '[storage.s3.client_kwargs]\naws_secret_access_key = "hush"\n',
+    '[source.x.storage.s3]\ntoken = "hush"\n[source.x]\nsource = "/"\n',
+    '[storage.s3.client_kwargs]\naws_secret_access_key = "hush"\n',
     '[storage.http]\nproxy = "http://me:hush@host"\n',
 ]  # fmt: skip
 
@@ -497,5 +459,5 @@ def test_every_command_reads_the_file(user: Path, references: Path) -> None:
     for words in ["ls", document], ["mount", document, "/mnt"]:
         done = run(*words)
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == f"zarrfs: {user}: [options] retrys: unknown option (did you mean retries?)\n"
+        assert done.stderr == f"zarrfs: {user}: [options] unknown option 'retrys' (did you mean retries?)\n"
     assert run("ls", document, "-o", "config=/dev/null").returncode == 0

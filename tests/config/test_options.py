@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from zarrfs.config.file import read_file
 from zarrfs.config.keywords import as_items
-from zarrfs.config.options import NO_FILE, TABLE, Options, bounds_of, parse, split_commas, written
+from zarrfs.config.options import NO_FILE, TABLE, Options, bounds_of, parse, split_commas
 from zarrfs.config.redaction import without_secrets
 from zarrfs.config.values import natural, octal, seconds, size, user_id
 from zarrfs.errors import UsageError
@@ -269,7 +269,7 @@ def test_a_number_is_within_its_bounds_or_an_error_that_names_them(data: st.Data
         said: str | None = str(exc)
     else:
         said = None
-        (value,) = value if isinstance(value, tuple) else (value,)
+        [value] = (value or [least]) if isinstance(value, tuple) else [value]  # "" empties a list
         assert math.isfinite(value)
         assert least <= value <= greatest
     assert said is None or said.startswith(f"option {name}={without_secrets(text)}: expected ")
@@ -291,15 +291,10 @@ def test_a_url_is_refused_as_a_path(name: str, url: str, tmp_path: Path, monkeyp
     if TABLE[name].where == NO_FILE:
         return
     file = tmp_path / "zarrfs.toml"
-    file.write_text(f'[source."/a"]\n{name} = "{url}"\n')
+    file.write_text(f'[source.a]\nsource = "/"\n{name} = "{url}"\n')
     with pytest.raises(UsageError) as caught:
         read_file(str(file), owned=False)
     assert str(caught.value).endswith(rule)
-
-
-def test_a_list_of_urls_is_shown_without_secrets() -> None:
-    blobs = parse(["blobs=https://me:hush@host/x", "blobs=https://host/y?X-Amz-Signature=hush"]).options.blobs
-    assert written("blobs", blobs) == "https://host/x,https://host/y"
 
 
 # -- Python's keywords
@@ -329,5 +324,5 @@ def test_numbers_of_python_may_be_those_of_numpy() -> None:
 def test_only_a_flag_of_python_is_true_or_false(value: bool) -> None:
     assert parse(as_items({"guard": value})).options.guard is value
     for name in "cache_dir", "blobs", "umask":
-        with pytest.raises(UsageError, match=f"option {name}: expected a value, not {value}"):
+        with pytest.raises(UsageError, match=f"option {name}: expected a value, not {str(value).lower()}"):
             as_items({name: value})

@@ -181,8 +181,8 @@ def put(path: Path, text: str, mode: int = 0o600) -> None:
 
 def test_the_system_file_names_sources_and_sets_their_options(mnt: Path, system_file: Path) -> None:
     name, store = f"test-{mnt.parent.name}", shutil.copytree(STORE, mnt.parent / "store")
-    named = f'[source.{name}]\nsource = "{store}"\numask = "0337"\n'
-    put(system_file, f'{named}[source."{mnt.parent}"]\nuid = 4321\n', 0o644)
+    named = f'[source.{name}]\nsource = "{store}"\numask = "0337"\nuid = 4321\n'
+    put(system_file, named, 0o644)
     before = FSTAB.read_text() if FSTAB.exists() else None
     try:
         FSTAB.write_text((before or "") + f"\n{name} {mnt} zarrfs ro,noauto 0 0\n")
@@ -206,7 +206,7 @@ def test_the_system_file_names_sources_and_sets_their_options(mnt: Path, system_
 def test_secrets_of_fstab_are_not_on_the_daemons_command_line(mnt: Path, system_file: Path) -> None:
     """Neither the secrets that mount(8) passes on nor those in zarrfs.toml."""
     store = shutil.copytree(STORE, mnt.parent / "store")
-    put(system_file, f'[source."{mnt.parent}".storage.s3]\ntoken = "fileshush"\n')
+    put(system_file, f'[storage."s3://{mnt.parent.name}"]\ntoken = "fileshush"\n')
     assert mount("-v", "-t", "zarrfs", store, mnt, "-o", "s3.secret=hush1,s3.key=hush2").returncode == 0
     with open(f"/proc/{daemon_pid(mnt)}/cmdline", "rb") as file:
         shown = file.read()

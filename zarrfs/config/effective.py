@@ -6,29 +6,20 @@ Used by commands and by the functions of `import zarrfs`. Stores read neither co
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zarrfs.config.options import TABLE, Assignments, Parsed, combine, put, read, split_commas, written
-from zarrfs.config.redaction import USERS, redacted_storage, split_chain
+from zarrfs.config.options import TABLE, Layer, Parsed, combine, read, split_commas
+from zarrfs.config.redaction import redacted_storage
 from zarrfs.config.removed import OPTIONS, removed_option
 from zarrfs.errors import UsageError, reason_of
 
 if TYPE_CHECKING:
-    from zarrfs.config.file import ConfigFile, Section
+    from zarrfs.config.file import ConfigFile
 
 SYSTEM = "/etc/zarrfs/zarrfs.toml"
 PREFIX = "ZARRFS_"  # of environment variables
 _NO_OPTIONS = frozenset((PREFIX + "MOUNT",))  # set by `zarrfs run`
-COMMAND_LINE = "the command line"
-
-
-class Layer(NamedTuple):
-    """The options of one origin: a section of a file, a variable, or the command line."""
-
-    origin: str
-    assignments: Assignments
 
 
 class Settings(NamedTuple):
@@ -43,9 +34,9 @@ def described(layers: Sequence[Layer]) -> list[str]:
     """Return a line for each option that is set, with its value and origin; values of storage options are hidden."""
     lines: dict[str, str] = {}
     for layer in layers:  # a later layer overrides an earlier one
-        for name, value in layer.assignments.values.items():
-            lines[name] = f"{name}={written(name, value)} ({layer.origin})"
-        for place, storage in layer.assignments.storage.items():
+        for name, text in layer.text.items():
+            lines[name] = f"{text} ({layer.origin})"
+        for place, storage in layer.storage.items():
             for key, value in storage.items():
                 lines[f"{place}.{key}"] = f"{place}.{key}={redacted_storage(key, value)} ({layer.origin})"
     return list(lines.values())
@@ -60,17 +51,21 @@ def settings(
     UsageError for any fault in a file, a variable or an item, even in the section of another source.
     """
     given = read(items, sloppy)
+    given.origin = "the command line"
     layers: list[Layer] = []
     places = [*sources]
     for path, kind in _paths(given.values.get("config")):
         _, file = _look(path, kind)
         if file is not None:
-            layers.append(Layer(file.options.origin, file.options.assignments))
-            for number, source in reversed([*enumerate(sources)]):  # sections of the first source win
-                layers += [Layer(section.origin, section.assignments) for section in _of(file, source, number, places)]
-    layers += [*environment(), Layer(COMMAND_LINE, given)]
-    parsed = combine((layer.assignments for layer in layers), defaults)
-    return Settings(parsed, places, layers)
+            layers += file.layers
+            for number, source in reversed([*enumerate(sources)]):  # the section of the first source wins
+                if source in file.named:
+                    from zarrfs.config.file import source_of
+
+                    places[number] = source_of(file.named[source])
+                    layers += file.named[source].layers
+    layers += [*environment(), given]
+    return Settings(combine(layers, defaults), places, layers)
 
 
 def files(named: str | None = None) -> list[tuple[str, str]]:
@@ -97,13 +92,12 @@ def environment() -> list[Layer]:
         variable = PREFIX + name.upper()
         text = os.environ.get(variable)
         if text:
-            given = Assignments()
             try:
-                for one in split_commas(text) if TABLE[name].many else (text,):
-                    put(given, name, one)
+                given = read(f"{name}={one}" for one in (split_commas(text) if TABLE[name].many else (text,)))
             except UsageError as exc:
                 raise UsageError(f"${variable}: {exc}") from None
-            found.append(Layer(f"${variable}", given))
+            given.origin = f"${variable}"
+            found.append(given)
     return found
 
 
@@ -131,57 +125,3 @@ def _look(path: str, kind: str) -> tuple[str, ConfigFile | None]:
     if kind == "system" and not os.access(path, os.R_OK):
         return f"not for this user: {reason}", None
     raise UsageError(f"{path}: {reason}")
-
-
-def _of(file: ConfigFile, source: str, number: int, places: list[str]) -> list[Section]:
-    """Return the sections for `source`, the weakest first.
-
-    If `source` is the name of a section, set places[number] to the source of that section.
-    """
-    from zarrfs.config.file import source_of
-
-    named = [section for section in file.sections if section.source is not None and section.name == source]
-    for section in named:
-        places[number] = source_of(section)
-        section.assignments.values.setdefault("fsname", section.name)  # as in fstab, with which mount -a compares it
-    fitting = [
-        section for section in file.sections
-        if section.source is None and any(map(_begins(section.name), _spellings(places[number])))
-    ]  # fmt: skip
-    return [*sorted(fitting, key=lambda section: len(_start(section.name))), *named]
-
-
-def _begins(prefix: str) -> Callable[[str], object]:
-    """Return a function that tests whether a spelling begins with `prefix`, as whole path components or a host."""
-    start = _start(prefix)
-    return re.compile(re.escape(start) + ("" if start.endswith(":") else "(?![^/?#])")).match
-
-
-def _start(prefix: str) -> str:
-    return _spellings(os.path.expanduser(prefix) if prefix.startswith("~") else prefix)[0].rstrip("/")
-
-
-def _spellings(source: str) -> list[str]:
-    """Return a source in normal form: an absolute path, or a URL without user; of a chained URL also its last link.
-
-    Names of the same protocol (s3, s3a) and spellings of a host become equal. http and https stay distinct.
-    """
-    from zarrfs.config.urls import file_path, names
-
-    found = []
-    for text in dict.fromkeys((source, split_chain(source)[-1])):
-        path = file_path(text)
-        protocol, separator, rest = path.partition("://")
-        protocol = protocol.lower()
-        if separator:
-            host, slash, more = rest.partition("/")
-            if protocol in USERS:
-                host = host.rpartition("@")[2].lower()
-            else:
-                protocol = names(protocol)[0]
-            found.append(f"{protocol}://{host}{slash}{more}")
-        elif path is not text or not re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", text):
-            found.append(os.path.abspath(path))
-        else:
-            found.append(text)
-    return found

@@ -1,4 +1,4 @@
-"""Options as keyword arguments of Python: each becomes an item of -o, so that one kind checks all of them."""
+"""Options as values of Python or TOML: each becomes an item of -o, so that one parser checks all of them."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def _text(name: str, value: Any) -> str:
     kind = TABLE[name].kind if name in TABLE else None
     if isinstance(value, bool):
         if kind is not FLAG:
-            raise UsageError(f"option {name}: expected a value, not {value}")
-        return "true" if value else "false"
+            raise UsageError(f"option {name}: expected a value, not {str(value).lower()}")
+        return str(value).lower()
     if isinstance(value, numbers.Integral):
         return f"{int(value):o}" if kind is OCTAL else f"{value}B" if kind is SIZE else str(value)
     if isinstance(value, float):
-        return f"{value:.9f}"
+        return f"{value:.9f}".rstrip("0").rstrip(".")
     return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
 
 

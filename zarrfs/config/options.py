@@ -34,7 +34,9 @@ from zarrfs.config.values import (
 )  # fmt: skip
 from zarrfs.errors import UsageError
 
-ONE_SOURCE, NO_FILE = "in [source] sections alone", "in no file"  # where an option may be set; "" is everywhere
+# why an option may not be set in a section of zarrfs.toml; "" if it may
+ONE_SOURCE = "is for one source: set it in a section [source.NAME], or with -o"
+NO_FILE = "cannot be set in a file: use --config, or $ZARRFS_CONFIG"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Opt:
     """A row of the table: all that zarrfs says and checks about an option. `help` must state a default of None."""
 
     group: str
-    default: Any
+    default: str | None
     kind: Kind
     metavar: str
     help: str
@@ -53,8 +55,10 @@ class Opt:
     where: str = ""
 
 
-def _option(group: str, default: Any, kind: Kind, metavar: str, help: str, **more: Any) -> Any:
-    return dataclasses.field(default=default, metadata={"opt": Opt(group, default, kind, metavar, help, **more)})
+def _option(group: str, default: str | None, kind: Kind, metavar: str, help: str, **more: Any) -> Any:
+    opt = Opt(group, default, kind, metavar, help, **more)
+    value: Any = False if kind is FLAG else None if default is None else kind.parse(default)
+    return dataclasses.field(default=(value or ()) if opt.many else value, metadata={"opt": opt})
 
 
 _WAIT = ("10ms", "30d")  # bounds of timeouts
@@ -90,25 +94,25 @@ class Options:
         "set it when document and data do not lie together.", where=ONE_SOURCE,
     )
     blobs: tuple[str, ...] = _option(
-        "Source", (), TEXT, "PLACE",
+        "Source", None, TEXT, "PLACE",
         "Archives: read blobs from PLACE: a directory or URL with a file for each blobref, or flux: for the "
         "running Flux instance. Repeatable; searched in the order given.", many=True, common=True, long=True,
     )
     members: tuple[str, ...] = _option(
-        "Source", (), PATHS, "PATHS",
+        "Source", None, PATHS, "PATHS",
         "Zarr on a server that cannot list: paths of groups and arrays to show, such as temp,wind/u. Set it when the "
         "store has no consolidated metadata. Repeatable.", many=True,
     )
     # -- Trust
     allow: tuple[str, ...] = _option(
-        "Trust", (), ALLOW, "WHAT",
+        "Trust", None, ALLOW, "WHAT",
         "Let a reference set reach what it may not by default: file (local files), private (addresses that are not "
         "public), credentials (yours), the name of a protocol, or all. For sets that you trust (docs/security.md). "
         "Repeatable.",
         many=True, common=True,
     )
     allow_path: tuple[str, ...] = _option(
-        "Trust", (), DIRECTORY, "DIR",
+        "Trust", None, DIRECTORY, "DIR",
         "Let reference sets reach local files beneath DIR, and no others; needed for a mount by root with "
         "allow_other. Symbolic links of a Zarr store may then lead out of it, to files beneath DIR. Repeatable.",
         many=True,
@@ -126,7 +130,7 @@ class Options:
         "(docs/writes.md).", common=True, long=True, where=ONE_SOURCE,
     )
     ro: bool = _option(
-        "Writing", False, FLAG, "",
+        "Writing", None, FLAG, "",
         "Mount read-only, also with an upperdir=. Without an upperdir=, mounts are read-only by default; rw instead "
         "lets `zarrfs mount` change a local directory itself (docs/writes.md).",
     )
@@ -138,7 +142,7 @@ class Options:
         bounds=_MEMORY, common=True,
     )
     prefetch: int = _option(
-        "Cache and memory", 64 << 20, SIZE, "SIZE",
+        "Cache and memory", "64MiB", SIZE, "SIZE",
         "Fetch up to SIZE ahead of a sequential reader; 0B turns it off. Lower it if `zarrfs stats` shows many blocks "
         "that were fetched ahead for nothing.",
         bounds=_MANY,
@@ -149,43 +153,43 @@ class Options:
         "blocks are cached in memory only.", common=True,
     )
     cache_size: int = _option(
-        "Cache and memory", 10 << 30, SIZE, "SIZE",
+        "Cache and memory", "10GiB", SIZE, "SIZE",
         "Keep cache_dir= below SIZE: the blocks unused for longest are evicted.", bounds=("1MiB", "1EiB"), common=True,
     )
     metadata_ttl: float = _option(
-        "Cache and memory", 300.0, LIFETIME, "TIME",
+        "Cache and memory", "300s", LIFETIME, "TIME",
         "Stores behind URLs: cache names, sizes and absences for TIME before asking the server again. Set forever for "
         "stores that never change.", bounds=_KEPT, common=True,
     )
     # -- Network
     retries: int = _option(
-        "Network", 4, NATURAL, "N",
+        "Network", "4", NATURAL, "N",
         "Repeat a failed request up to N times, if its server answers others. 0 also turns off waiting for servers "
         "that are down.",
         bounds=("0", "1000"),
     )
     read_timeout: float = _option(
-        "Network", 300.0, SECONDS, "TIME",
+        "Network", "300s", SECONDS, "TIME",
         "Let one read(2) take up to TIME, with all its requests; then it fails with EIO. A server that is down is "
         "waited for until then. A request that takes longer than a fifth of TIME is repeated.", bounds=_WAIT,
     )
     host_requests: int = _option(
-        "Network", 32, NATURAL, "N",
+        "Network", "32", NATURAL, "N",
         "Send up to N requests to one server at a time. Lower it if the server throttles.", bounds=("1", "10000"),
     )
     missing_status: tuple[int, ...] = _option(
-        "Network", (404, 410), STATUSES, "STATUSES",
+        "Network", "404,410", STATUSES, "STATUSES",
         "Zarr stores over HTTP: the statuses that mean that a key does not exist. Set 404,403 for buckets that answer "
         "403 to clients without the right to list. For targets of reference sets each of them is an error.",
         many=True,
     )
     # -- Ownership and permissions
     allow_other: bool = _option(
-        "Ownership and permissions", False, FLAG, "",
+        "Ownership and permissions", None, FLAG, "",
         "Let other users use the mount. An ordinary user needs user_allow_other in /etc/fuse.conf.", common=True,
     )
     allow_root: bool = _option(
-        "Ownership and permissions", False, FLAG, "",
+        "Ownership and permissions", None, FLAG, "",
         "Let root use the mount, as well as its owner. An ordinary user needs user_allow_other in /etc/fuse.conf.",
     )
     uid: int | None = _option(
@@ -197,21 +201,21 @@ class Options:
         "Show all files as owned by group GID. Default: the group of the user who mounts.",
     )
     umask: int = _option(
-        "Ownership and permissions", 0, OCTAL, "MODE",
+        "Ownership and permissions", "0000", OCTAL, "MODE",
         "Remove these permission bits from all files and directories.",
     )
     guard: bool = _option(
-        "Ownership and permissions", False, FLAG, "",
+        "Ownership and permissions", None, FLAG, "",
         "Take all permissions off the directory beneath the mount, so that a reader gets an error, not an empty "
         "directory, while nothing is mounted.",
     )
     hold: bool = _option(
-        "Daemon", False, FLAG, "",
+        "Daemon", None, FLAG, "",
         "Keep the mount until `zarrfs umount`, or until all owner= have ended: SIGTERM and a plain umount do nothing. "
         "Set it in batch jobs, whose scheduler sends SIGTERM long before the job ends. Implies guard.",
     )
     owner: tuple[int, ...] = _option(
-        "Daemon", (), NATURAL, "PID",
+        "Daemon", None, NATURAL, "PID",
         "Unmount when process PID has ended, as soon as the mount is not in use. Repeatable: when all have ended.",
         many=True, bounds=("1", "4194304"),
     )
@@ -222,7 +226,7 @@ class Options:
     )
     # -- Daemon
     foreground: bool = _option(
-        "Daemon", False, FLAG, "",
+        "Daemon", None, FLAG, "",
         "Stay in the foreground and log to standard error; Ctrl-C unmounts. Set it under systemd and in containers.",
         where=ONE_SOURCE,
     )
@@ -272,23 +276,13 @@ def spelled(name: str) -> str:
 def help_text(name: str) -> str:
     """Return the help of an option, with its default."""
     opt = TABLE[name]
-    stated = opt.kind is FLAG or opt.default in (None, ())
-    return opt.help if stated else f"{opt.help} Default: {written(name, opt.default)}."
+    return opt.help if opt.default is None else f"{opt.help} Default: {opt.default}."
 
 
 def bounds_of(name: str) -> tuple[Any, Any] | None:
     """Return the least and the greatest value of an option; None if only its parser bounds it."""
     bounds = TABLE[name].bounds
     return bounds and (TABLE[name].kind.parse(bounds[0]), TABLE[name].kind.parse(bounds[1]))
-
-
-def written(name: str, value: Any) -> str:
-    """Return the value of an option as a user would write it, without secrets."""
-    if value is None:
-        return "none"
-    if isinstance(value, tuple):
-        return ",".join(without_secrets(str(one)) for one in value)
-    return without_secrets(TABLE[name].kind.write(value))
 
 
 # Options of mount(8): those for the kernel, and those that only mount(8) itself reads.
@@ -316,8 +310,8 @@ class Parsed:
 
 
 @dataclasses.dataclass
-class Assignments:
-    """The options of one origin, a command line or a section of a file: parsed, but not merged with others.
+class Layer:
+    """The options of one origin, a command line, a variable or a section of a file: parsed, not merged with others.
 
     In `storage` a value may still be the name of a file to read it from (values.from_files).
     """
@@ -326,6 +320,8 @@ class Assignments:
     storage: dict[str, dict[str, object]] = dataclasses.field(default_factory=dict)
     kernel: list[str] = dataclasses.field(default_factory=list)
     writable: bool = False
+    text: dict[str, str] = dataclasses.field(default_factory=dict)  # values as given, without secrets
+    origin: str = ""
 
 
 # s3.anon, or s3://bucket.anon; the name is what follows the last dot
@@ -343,14 +339,14 @@ def parse(items: Iterable[str], sloppy: bool = False, defaults: Mapping[str, Any
     return combine([read(items, sloppy)], defaults)
 
 
-def read(items: Iterable[str], sloppy: bool = False) -> Assignments:
+def read(items: Iterable[str], sloppy: bool = False) -> Layer:
     """Parse items such as "ro", "blobs=/srv/blobs" or "s3.anon=true"; later ones win.
 
     "-" and "_" are the same in names. An item without "=" that is no option is one more value of the item before it,
     if values of that have commas: "allow=file,private" has been split. Raise UsageError for a bad value, and, unless
     `sloppy`, for an unknown name; the message suggests a similar one.
     """
-    given = Assignments()
+    given = Layer()
     before, secret = "", False  # the last item with a value: its name, and whether that is a secret
     for item in items:
         name, equals, value = item.partition("=")
@@ -369,7 +365,7 @@ def read(items: Iterable[str], sloppy: bool = False) -> Assignments:
     return given
 
 
-def _add(given: Assignments, item: str, name: str, value: str | None, before: str) -> None:
+def _add(given: Layer, item: str, name: str, value: str | None, before: str) -> None:
     """Add an item to `given`. `before` is the name of the last item with a value. Raise UsageError."""
     if name in TABLE and not (value is None and name in IGNORED):  # "owner" alone is an option of mount(8)
         put(given, name, value)
@@ -394,7 +390,7 @@ def _add(given: Assignments, item: str, name: str, value: str | None, before: st
         raise UsageError(removed_option(name) or f"unknown option {name!r}{hint}")
 
 
-def combine(given: Iterable[Assignments], defaults: Mapping[str, Any] | None = None) -> Parsed:
+def combine(given: Iterable[Layer], defaults: Mapping[str, Any] | None = None) -> Parsed:
     """Merge the options of several origins: for each option the last origin wins.
 
     Storage options are merged name by name, and those of the form "@/path" are read from that file. `defaults` are
@@ -423,25 +419,31 @@ def combine(given: Iterable[Assignments], defaults: Mapping[str, Any] | None = N
     return outcome
 
 
-def put(given: Assignments, name: str, value: str | None) -> None:
+def put(given: Layer, name: str, value: str | None) -> None:
     """Parse a value of the option `name` (None: given without one) and add it to `given`.
 
-    Raise UsageError if the value is missing or not acceptable.
+    An empty value of a repeatable option empties its list. Raise UsageError if a value is missing or not acceptable.
     """
     opt = TABLE[name]
     if value is None and opt.kind is not FLAG:
         raise UsageError(f"option {name} needs a value: {name}={opt.metavar}")
-    if "\0" in (value or ""):  # which no path, variable or argument can contain
-        raise UsageError(f"option {name}={value}: expected text without a NUL character")
+    value = "true" if value is None else value
+    shown = f"{name}={without_secrets(value)}"
+    if "\0" in value:  # which no path, variable or argument can contain
+        raise UsageError(f"option {shown}: expected text without a NUL character")
     bounds = bounds_of(name)
     rule = "{} from {} to {}".format(opt.kind.noun, *opt.bounds) if opt.bounds else ""
+    if opt.many and not value:
+        given.values[name], given.text[name] = (), shown
+        return
     try:
-        parsed = opt.kind.parse("true" if value is None else value)
+        parsed = opt.kind.parse(value)
     except ValueError as exc:
-        shown = f"{name}={without_secrets(value or '')}"
         raise UsageError(f"option {shown}: expected {rule if opt.kind is NATURAL and rule else exc}") from None
     if bounds and not bounds[0] <= parsed <= bounds[1]:
-        raise UsageError(f"option {name}={value}: expected {rule}")
+        raise UsageError(f"option {shown}: expected {rule}")
     if opt.many:
-        parsed = (*given.values.get(name, ()), *(parsed if isinstance(parsed, tuple) else (parsed,)))
-    given.values[name] = parsed
+        before = given.values.get(name, ())
+        parsed = (*before, *(parsed if isinstance(parsed, tuple) else (parsed,)))
+        shown = f"{given.text[name]},{without_secrets(value)}" if before else shown
+    given.values[name], given.text[name] = parsed, shown

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 
 class Kind(NamedTuple):
-    """A kind of values: how text is parsed, and a parsed value written."""
+    """A kind of values."""
 
     parse: Callable[[str], Any]
-    write: Callable[[Any], str] = str
     noun: str = ""  # what messages about bounds call it
 
 
@@ -240,19 +239,9 @@ def allowed(value: str) -> tuple[str, ...]:
     return words
 
 
-def _written_size(value: int) -> str:
-    power = max(power for power in range(5) if value % 1024**power == 0) if value else 0
-    return f"{value // 1024**power}{('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
-
-
-SIZE = Kind(size, _written_size, "a size")
-SECONDS = Kind(seconds, "{:.15g}s".format, "a time")
-LIFETIME = Kind(
-    lifetime, lambda value: "forever" if value == FOREVER else f"{value:.15g}s", "a time or forever"
-)
-NATURAL = Kind(natural, noun="a whole number")
-OCTAL = Kind(octal, "{:04o}".format)
-STATUSES, USER = Kind(statuses), Kind(user_id)
-FLAG = Kind(flag, lambda value: "true" if value else "false")
+SIZE, SECONDS = Kind(size, "a size"), Kind(seconds, "a time")
+LIFETIME = Kind(lifetime, "a time or forever")
+NATURAL = Kind(natural, "a whole number")
+OCTAL, STATUSES, USER, FLAG = Kind(octal), Kind(statuses), Kind(user_id), Kind(flag)
 TEXT, PATHS, ALLOW = Kind(text), Kind(paths), Kind(allowed)
 LOCAL, PATH, DIRECTORY = Kind(local), Kind(path), Kind(directory)
