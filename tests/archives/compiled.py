@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import pytest
 import trio
 
+from tests.sources.opening import open_source
 from zarrfs.archives.blob_reader import BlobReader
 from zarrfs.config.options import Options
 from zarrfs.documents.document import Document
 from zarrfs.errors import SourceError
-from zarrfs.sources import open_source
 from zarrfs.sources.prepare import compile_document
 from zarrfs.store.api import Kind, join_key
 from zarrfs.store.index import IndexStore

@@ -13,9 +13,10 @@ import trio
 from tests.archives.compiled import blobref, file
 from tests.conftest import run as zarrfs
 from tests.fakeflux import FakeFlux
+from tests.sources.opening import open_source
 from zarrfs.config.options import Options
 from zarrfs.errors import SourceError
-from zarrfs.sources import open_source, plan_source
+from zarrfs.sources import plan_source
 
 SMALL, LARGE = b"small\n", os.urandom(300_000)
 ARCHIVE = [

@@ -32,7 +32,7 @@ from tests.copying.mergedtrees import (
 )
 from tests.references.refsets import TARGET, as_fsspec_reads, targets
 from tests.references.refsets import entries as entries_of
-from zarrfs import sources
+from tests.sources.opening import open_source
 from zarrfs.cli import main
 from zarrfs.config.options import Options
 from zarrfs.copying.commit import NewSource, commit
@@ -79,7 +79,7 @@ async def check_commit(place: Path, kind: str, entries: dict[str, Any], changes:
     assert set(told) == empty(model) if new.format == "references" else not told
 
     options = Options(blobs=(str(blobs),), type=new.format)
-    store = sources.open_source(str(place / new.path), options, child=False)
+    store = open_source(str(place / new.path), options, child=False)
     found = await shown(store)
     await store.aclose()
     assert expected(found, new.format) == expected(merged, new.format)
@@ -203,7 +203,7 @@ def test_a_relative_set_and_its_data_file_can_be_moved(place: Path) -> None:
 
 
 async def read(path: Path, key: str) -> bytes:
-    store = sources.open_source(str(path), Options(), child=False)
+    store = open_source(str(path), Options(), child=False)
     data = bytes(await store.get(key))
     await store.aclose()
     return data
@@ -253,7 +253,7 @@ def test_files_that_a_view_makes_go_to_the_data_file(view: str, key: str, kind: 
     assert (place / "new.json").stat().st_size < 10_000
 
     async def shown_by_view() -> bytes:
-        store = sources.open_source(str(source), Options(view=view), child=False)
+        store = open_source(str(source), Options(view=view), child=False)
         data = bytes(await store.get(key))
         await store.aclose()
         return data

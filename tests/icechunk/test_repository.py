@@ -20,13 +20,13 @@ import trio
 
 from tests.icechunk.repositories import NUMBERS, Repository, contents, write, write_virtual
 from tests.servers import GCS, S3, Azure, Faulty, Nginx, azure, faulty, gcs, nginx, s3
+from tests.sources.opening import open_source
 from zarrfs.config import urls
 from zarrfs.config.options import parse
 from zarrfs.errors import ReadError, SourceError, UsageError
 from zarrfs.icechunk import files
 from zarrfs.icechunk.flatbuffers import DamagedBuffer
 from zarrfs.icechunk.repository import BadLocation, virtual_url
-from zarrfs.sources import open_source
 
 __all__ = ["azure", "faulty", "gcs", "nginx", "s3"]
 FORMAT2 = Path(__file__).parents[1] / "data/icechunk/format2"  # written by icechunk 2.3

@@ -10,7 +10,7 @@ from pathlib import Path
 import trio
 from trio.testing import MockClock
 
-from zarrfs import sources
+from tests.sources.opening import open_source
 from zarrfs.config.options import Options
 from zarrfs.prefetch.readahead import KeyReadAhead
 from zarrfs.store.index import IndexStore
@@ -23,7 +23,7 @@ def a_store(path: Path, keys: Iterable[str], size: int = CHUNK) -> RecordingStor
     """Open a reference set with `keys`, each of which has `size` bytes of one target."""
     refs: dict[str, object] = {key: ["http://nowhere.test/data", size * at, size] for at, key in enumerate(keys)}
     (path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
-    store = sources.open_source(str(path / "refs.json"), Options(), child=False)
+    store = open_source(str(path / "refs.json"), Options(), child=False)
     assert isinstance(store, IndexStore)
     store.__class__ = RecordingStore
     assert isinstance(store, RecordingStore)

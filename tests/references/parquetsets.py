@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import trio
 
+from tests.sources.opening import open_source
 from tests.store.contract import keys
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
 from zarrfs.references.parquet import ParquetStore
-from zarrfs.sources import open_source
 
 T = TypeVar("T")
 Reference = None | bytes | list[Any]  # absent, inline, [url] or [url, offset, size]

@@ -9,7 +9,7 @@ import fsspec
 import trio
 from hypothesis import strategies as st
 
-from zarrfs import sources
+from tests.sources.opening import open_source
 from zarrfs.config.options import Options
 from zarrfs.store.api import Kind, walk
 from zarrfs.store.index import IndexStore
@@ -19,7 +19,7 @@ TARGET = bytes(range(256)) * 4  # the contents of each target of a random set
 
 def entries(path: object) -> dict[str, Any]:
     """Return the set at `path` in order; a value is the bytes of an inline value, [url] or [url, offset, length]."""
-    store = sources.open_source(str(path), Options(), child=False)
+    store = open_source(str(path), Options(), child=False)
     found: dict[str, Any] = {}
 
     async def collect() -> None:

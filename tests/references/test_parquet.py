@@ -21,12 +21,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.references.parquetsets import Reference, ask, chunks_of, columns, tree_of, write_record, write_set, zarray
+from tests.sources.opening import open_source
 from tests.store.contract import StoreContract, Tree, children, keys, listed
 from zarrfs.config.options import Options
 from zarrfs.errors import NotFound, SourceError
 from zarrfs.metrics.counters import COUNTS, counters
 from zarrfs.references.parquet import ParquetStore
-from zarrfs.sources import open_source, plan_source
+from zarrfs.sources import plan_source
 from zarrfs.store.api import Kind
 
 _numbers = itertools.count()

@@ -15,8 +15,8 @@ import trio
 import zarr
 from hypothesis import strategies as st
 
+from tests.sources.opening import open_source
 from zarrfs.config.options import Options
-from zarrfs.sources import open_source
 from zarrfs.store.api import Store
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.system.buffers import Buffer

@@ -11,10 +11,10 @@ import pytest
 import trio
 
 from tests.servers import Faulty
+from tests.sources.opening import open_source
 from tests.views.arraystores import items_of
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
-from zarrfs.sources import open_source
 from zarrfs.store.api import Store
 
 ITEMS = np.arange(64 * 1024, dtype="<i4").reshape(64, 1024)

@@ -17,11 +17,11 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.sources.opening import open_source
 from tests.views.arraystores import Array, Shape, flat_bytes, items_of, read_array, shapes, with_view, write
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
 from zarrfs.metrics.counters import COUNTS, counters
-from zarrfs.sources import open_source
 from zarrfs.store.api import Value
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.system.buffers import Buffer

@@ -13,13 +13,13 @@ import trio
 from trio.testing import MockClock
 
 from tests.servers import S3, Faulty, Nginx
+from tests.sources.opening import open_source
 from tests.sources.zarrstores import put_exact
 from tests.store.contract import keys
 from tests.views.arraystores import items_of, read_array
 from tests.views.viewstores import GROUP_2, GROUP_3, v2, v3, written
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError, TargetChanged
-from zarrfs.sources import open_source
 from zarrfs.views.arrays import ArraysView
 from zarrfs.views.translated import TranslatedView
 

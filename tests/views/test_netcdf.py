@@ -24,13 +24,13 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from tests.conftest import DATA
+from tests.sources.opening import open_source
 from tests.views.arraystores import Shape, shapes, write
 from tests.views.netcdfviews import build_here, converted, netcdf_view
 from tests.views.viewstores import GROUP_2, indexed, v2
 from tests.zarrsamples import DRAFT, SAMPLES, STORES
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError, UsageError
-from zarrfs.sources import open_source
 from zarrfs.views.hierarchy import Node
 from zarrfs.views.netcdf import NetCDFView, name_of
 from zarrfs.views.netcdf_header import pack, unpack

@@ -1,7 +1,7 @@
 """The templates of reference sets: jinja2 in a sandbox, and the expansion of `gen`.
 
 Source: the fsspec reference set specification, version 1 ("jinja-str", "templates", "gen"). A document may come from
-anywhere, so its templates can access nothing but each other, and Budget bounds their cost.
+anywhere, so its templates can access nothing but each other, and limits of the process bound their cost.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import keyword
-import math
 import re
-import resource
-import time
+import signal
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -22,6 +20,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from zarrfs.references.gen import RENDERED_MAX, Gen, TemplateError
+from zarrfs.system.bounded import limit_memory
 
 CPU_SECONDS = 2.0  # processor time of a document,
 SECONDS_EACH = 0.005  # more for every text,
@@ -30,49 +29,20 @@ MEMORY = 256 << 20  # bytes of address space, in addition to those in use when r
 
 _CHUNK = 512  # rows rendered each time the limits are set
 _SHOWN = 200  # characters of a reason given by jinja2 or Python
-_CPU_CLOCK = -8  # Linux's clock of the user and system time of the calling process, counted in ticks
 _RESERVED = frozenset((*keyword.kwlist, "true", "false", "none", "self"))  # never names of templates
 _NAME = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}", re.ASCII)
-
-
-class Budget:
-    """A limit on the processor time (`seconds`) and the memory (MEMORY) for rendering the templates of one document.
-
-    Inside `with budget.bounded():` the process's soft limits RLIMIT_CPU and RLIMIT_AS are lowered: SIGXCPU ends a
-    process that takes too long, and an allocation beyond the limit raises MemoryError, even inside one operation in C.
-    If the limits cannot be set, the block is not bounded.
-    """
-
-    def __init__(self, seconds: float = CPU_SECONDS) -> None:
-        self.seconds = seconds
-
-    @contextlib.contextmanager
-    def bounded(self) -> Iterator[None]:
-        """Run the block within the budget, and subtract its time. Raise TemplateError if no time is left."""
-        if self.seconds <= 0:
-            raise TemplateError("takes too much time to render")
-        start = time.process_time()
-        saved: list[tuple[int, tuple[int, int]]] = []
-        try:
-            _lower(resource.RLIMIT_CPU, math.ceil(_limited_time() + self.seconds), saved)
-            _lower(resource.RLIMIT_CORE, 0, saved)  # no core dump on SIGXCPU
-            _lower(resource.RLIMIT_AS, _address_space() + MEMORY, saved)
-            yield
-        finally:
-            for which, limits in reversed(saved):  # memory first: restoring the others may need some
-                resource.setrlimit(which, limits)
-            self.seconds -= time.process_time() - start
 
 
 class Templates:
     """The named templates of one reference set, and the sandbox that renders texts with them.
 
     Every error in the document is raised as TemplateError. In a text, {{f}} is replaced by the template f rendered
-    without variables, and {{f(c='text')}} by f rendered with these values.
+    without variables, and {{f(c='text')}} by f rendered with these values. Rendering that takes too much time ends the
+    process by SIGPROF, because an operation in C cannot be interrupted; one that needs too much memory is an error.
     """
 
-    def __init__(self, sources: Mapping[str, str], budget: Budget | None = None) -> None:
-        self.budget = budget or Budget()
+    def __init__(self, sources: Mapping[str, str], seconds: float = CPU_SECONDS) -> None:
+        self._seconds = seconds  # of processor time that are left
         self._environment = environment = ImmutableSandboxedEnvironment(undefined=_Undefined, cache_size=0)
         environment.globals.clear()
         for name in ("attr", "random"):  # access to attributes, and randomness
@@ -92,9 +62,8 @@ class Templates:
         ):  # nothing that jinja2 would interpret or change
             pieces[1::2] = [self._plain[name] for name in pieces[1::2]]
             return _joined(pieces)
-        self.budget.seconds += SECONDS_EACH
         try:
-            with self.budget.bounded():
+            with self._bounded(SECONDS_EACH):
                 return self.render(self.compile(source), {})
         except Exception as exc:
             raise TemplateError(_reason(exc)) from None
@@ -104,19 +73,28 @@ class Templates:
 
         Raise TemplateError with the field and the combination at which rendering fails.
         """
-        self.budget.seconds += gen.count * SECONDS_A_ROW
+        self._seconds += gen.count * SECONDS_A_ROW
         rows = self._rows(gen)
         while True:
             try:
-                with self.budget.bounded():
+                with self._bounded():
                     chunk = list(itertools.islice(rows, _CHUNK))
-            except TemplateError as exc:
-                raise TemplateError(exc.rule, exc.entry or gen.where) from None
             except MemoryError as exc:
                 raise TemplateError(_reason(exc), gen.where) from None
             if not chunk:
                 return
             yield from chunk
+
+    @contextlib.contextmanager
+    def _bounded(self, more: float = 0.0) -> Iterator[None]:
+        """Run the block within the limits of memory, and of the time that is left, with `more` seconds added."""
+        signal.setitimer(signal.ITIMER_PROF, self._seconds + more)
+        limit_memory(MEMORY)
+        try:
+            yield
+        finally:
+            limit_memory(None)
+            self._seconds = signal.setitimer(signal.ITIMER_PROF, 0)[0]
 
     def compile(self, source: str) -> jinja2.Template:
         """Compile a template. Raise TemplateError and the errors of jinja2."""
@@ -207,35 +185,3 @@ def _reason(exc: Exception) -> str:
     if isinstance(exc, jinja2.TemplateSyntaxError | SyntaxError):
         return f"not a template: {text}"
     return f"cannot be rendered: {text or type(exc).__name__}"
-
-
-# -- limits of the process
-
-
-def _lower(which: int, soft: int, saved: list[tuple[int, tuple[int, int]]]) -> None:
-    """Lower a soft limit to `soft` and append its old value to `saved`; do nothing if it cannot be set."""
-    with contextlib.suppress(ValueError, OSError):
-        old, hard = resource.getrlimit(which)
-        bounds = [soft, *(limit for limit in (old, hard) if limit != resource.RLIM_INFINITY)]
-        resource.setrlimit(which, (min(bounds), hard))
-        saved.append((which, (old, hard)))
-
-
-def _limited_time() -> float:
-    """Return the seconds on the clock of RLIMIT_CPU.
-
-    It counts ticks, so it drifts from process_time() by seconds.
-    """
-    try:
-        return time.clock_gettime(_CPU_CLOCK)
-    except OSError:
-        return time.process_time()
-
-
-def _address_space() -> int:
-    """Return the bytes of address space in use now; 1 << 62, which is no limit in effect, if that is unknown."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[0]) * resource.getpagesize()
-    except (OSError, ValueError, IndexError):
-        return 1 << 62

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import re
+import signal
 import sys
 from base64 import b64encode
 from collections.abc import Callable
@@ -206,11 +207,6 @@ def _open_index(plan: Plan, path: str, options: Options) -> Store:
     return store
 
 
-def open_source(source: str, options: Options, child: bool = True) -> Store:
-    """Plan a source and open it: plan_source() and open_plan() in one call."""
-    return open_plan(plan_source(source, options, child), options)
-
-
 def _plan_in_child(
     source: str, options: Options, meanwhile: Callable[[], object], forks: bool, content: bytes
 ) -> Plan:
@@ -247,7 +243,7 @@ def _plan_in_child(
 
 def _death(status: int) -> str:
     """Return why the child ended without an answer."""
-    if status == -24:  # SIGXCPU: the time limit of templates
+    if status == -signal.SIGPROF:
         return "its templates take too much time to render"
     if status < 0:
         return f"reading it was ended by signal {-status} (out of memory?)"

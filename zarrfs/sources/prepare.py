@@ -261,9 +261,10 @@ def answer(request: bytes) -> bytes:
     gc.disable()  # this process is short-lived, with millions of small objects and few cycles
     others = (signal.SIGINT, signal.SIGHUP)  # stay ignored if they are, as with nohup(1)
     ends = [signal.SIGTERM, *(number for number in others if signal.getsignal(number) != signal.SIG_IGN)]
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends templates that take too long
     for number in ends:  # so that unfinished indexes are removed; the parent reports the error
         signal.signal(number, _end)
-    held = signal.SIGTERM, signal.SIGALRM, *others
+    held = signal.SIGTERM, signal.SIGALRM, signal.SIGPROF, *others
     signal.pthread_sigmask(signal.SIG_UNBLOCK, held)  # the parent may have blocked them
     asked = json.loads(request)
     end_with_parent(asked["parent"], signal.SIGTERM)
