@@ -19,7 +19,6 @@ from tests.net.clockedserver import Answer, Server, run, settled
 from zarrfs.config.options import Options
 from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net.failures import raise_for_status
-from zarrfs.net.outages import Outage
 from zarrfs.net.request_queue import RequestQueue
 from zarrfs.net.responses import Transient
 
@@ -85,7 +84,7 @@ def test_an_outage_is_a_delay(caplog: pytest.LogCaptureFixture) -> None:
     assert settled(ranges)
     begins, ends = lines(caplog)
     assert begins == f"server is out: {REFUSED}: its requests wait, and one at a time tries again"
-    assert re.fullmatch(r"server answers again: it was out for 2\d\.\d s, and 40 requests waited for it", ends)
+    assert re.fullmatch(r"server answers again: it was out for 2\d\.\d s", ends)
     assert not ranges.outages()
 
 
@@ -201,8 +200,8 @@ def test_one_failing_value_is_not_taken_for_an_outage() -> None:
     assert max(after - before for before, after in itertools.pairwise(ended)) < 0.5
 
 
-def test_readers_of_other_values_do_not_wait_for_a_failing_one() -> None:
-    """Only the failing value has been requested so far; a request for another one does not wait for the next probe."""
+def test_readers_of_other_values_wait_for_the_next_attempt_at_most() -> None:
+    """Only the failing value has been requested so far; the next attempt, 6 s later at most, may be for another one."""
 
     async def answer(path: str) -> None:
         if path == "bad":
@@ -214,7 +213,7 @@ def test_readers_of_other_values_do_not_wait_for_a_failing_one() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read, ranges, server, "bad")
             await trio.sleep(12)
-            assert await read(ranges, server, "good") == 12
+            assert await read(ranges, server, "good") <= 12 + 6.3
             nursery.cancel_scope.cancel()
 
     run(main)
@@ -340,12 +339,17 @@ def test_prefetch_and_stat_end_at_read_timeout(kind: str) -> None:
     run(main)
 
 
-def test_the_reason_of_an_outage_contains_no_secrets() -> None:
+@pytest.mark.parametrize("url", ["http://me:hush@server/a?sig=hush", "https://server/b?X-Amz-Signature=hush"])
+def test_the_reason_of_an_outage_contains_no_secrets(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    server = Server(out_until(1e9, f"Cannot get {url} {1000 * 'x'}"))
+    ranges = RequestQueue(dataclasses.replace(OPTIONS, read_timeout=10.0))
+
     async def main() -> None:
-        outage = Outage("server", "a", 0.0, 1)
-        for reason in "Cannot get http://me:hush@server/a?sig=hush ", "https://server/b?X-Amz-Signature=hush":
-            outage.failed("a", reason + 1000 * "x", 0.0, True)
-            assert "hush" not in outage.described()
-            assert len(outage.reason) <= 200
+        with trio.move_on_after(5):
+            await read(ranges, server)
+        [out] = ranges.outages().values()
+        assert "hush" not in str(out) + str(ranges.reasons()) + caplog.text
+        assert len(out["reason"]) <= 200
+        assert caplog.text
 
     run(main)

@@ -1,7 +1,6 @@
-"""Outages: while a server does not answer, one request at a time tries it again, and its other requests wait.
+"""Outages: a server does not answer, one request at a time tries it again, and its other requests wait.
 
-An outage begins when a request fails and the server has answered no other request since that was sent. It ends with
-any answer. Requests take turns to try, because one of them may fail for reasons that do not affect the next.
+An outage begins when a request fails and the server has answered no other request meanwhile. Any answer ends it.
 """
 
 from __future__ import annotations
@@ -18,68 +17,59 @@ from zarrfs.config.redaction import redact_text
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts, doubled each time
+_AFTER_OTHERS = 0.01  # seconds
 _LOGGED = 1.0  # seconds after which an outage is logged: a single broken connection is not an outage
 _REASON = 200  # characters of the reason that are kept
-_PATIENCE = 5.0  # seconds that the first attempt may take, doubled after each attempt without an answer
+_PATIENCE = 5.0  # seconds that an attempt may take at least
 
 
 class Outage:
-    """The outage of one server, since the time `began` when `path` was requested.
+    """The outage of one server, since the time `began` of trio's clock."""
 
-    `waited`: number of requests of readers that have waited for its end so far.
-    """
-
-    def __init__(self, server: str, path: str, began: float, waited: int) -> None:
-        self.server, self.began, self.waited, self.reason = server, began, waited, ""
+    def __init__(self, server: str, began: float) -> None:
+        self.server, self.began, self.reason = server, began, ""
         self.since = time.time() - self.seconds
-        self.turn = trio.Lock()  # held by the request that tries next; the others wait for it in order
-        self.patience = _PATIENCE
-        self._logged = False
-        self._failed_path: str | None = path  # the only path that has been requested so far, else None
-        self._pause, self._next = _FIRST_PAUSE, 0.0
-        self._over = trio.Event()
+        self._pause, self._next = _FIRST_PAUSE, trio.current_time() + _FIRST_PAUSE
+        self._logged, self._over = False, trio.Event()
 
     @property
     def seconds(self) -> float:
         """The duration so far."""
         return trio.current_time() - self.began
 
-    def lets_pass(self, path: str) -> bool:
-        """Return True for one request for another path than the failed one: perhaps only the first path fails."""
-        passes = self._failed_path not in (None, path)
-        if passes:
-            self._failed_path = None
-        return passes
+    @property
+    def patience(self) -> float:
+        """The seconds that an attempt may take now."""
+        return max(_PATIENCE, self.seconds / 2)
 
-    async def next_attempt(self) -> bool:
-        """Wait until the next attempt is due; return False if the outage is over. The caller must hold `turn`."""
-        with trio.CancelScope(deadline=self._next):
-            await self._over.wait()
-        return not self._over.is_set()
+    async def is_my_turn(self, again: bool) -> bool:
+        """Wait; return True if the caller is the one to try now, or False if the outage is over.
 
-    def failed(self, path: str, reason: str, after: float, in_turn: bool) -> None:
-        """Note a failure, of a request that had its turn or of another one.
-
-        `after`: seconds that the server asked to wait.
+        `again`: its request has failed before. Others, which may be for another value, go first.
         """
-        self.lets_pass(path)
+        while not self._over.is_set():
+            now, due = trio.current_time(), self._next + _AFTER_OTHERS * again
+            if now >= due:
+                self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+                self._next = now + self._pause * random.uniform(0.75, 1.25)
+                return True
+            with trio.CancelScope(deadline=due):
+                await self._over.wait()
+        return False
+
+    def failed(self, reason: str, after: float) -> None:
+        """Note a failure. `after`: seconds that the server asked to wait."""
         self.reason = redact_text(reason)[:_REASON]
-        if in_turn:
-            after = max(after, self._pause * random.uniform(0.75, 1.25))
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         self._next = max(self._next, trio.current_time() + after)
-        if self._logged or self.seconds < _LOGGED:
-            return
-        self._logged = True
-        log.warning("%s is out: %s: its requests wait, and one at a time tries again", self.server, self.reason)
+        if not self._logged and self.seconds >= _LOGGED:
+            self._logged = True
+            log.warning("%s is out: %s: its requests wait, and one at a time tries again", self.server, self.reason)
 
     def end(self) -> None:
         """Let all requests go on: the server has answered."""
         self._over.set()
         if self._logged:
-            count = f"{self.waited:,} request{'' if self.waited == 1 else 's'}"
-            log.warning("%s answers again: it was out for %.1f s, and %s waited for it", self.server, self.seconds,
-                        count)  # fmt: skip
+            log.warning("%s answers again: it was out for %.1f s", self.server, self.seconds)
 
     def described(self) -> str:
         """Return which server is out, for how long, and why."""

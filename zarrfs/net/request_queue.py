@@ -46,13 +46,13 @@ class _Want:
     """A caller that waits for the bytes [start, stop) of a value, or for the result of `call`."""
 
     __slots__ = ("ahead", "call", "done", "error", "found", "path", "reason", "request", "start", "stop", "system")
+    done: trio.Event  # once it waits in a queue
 
     def __init__(
         self, system: System, path: str, start: int = 0, stop: int = 0, ahead: bool = False,
         call: Callable[[], Awaitable[Any]] | None = None,
     ) -> None:  # fmt: skip
         self.system, self.path, self.start, self.stop, self.ahead, self.call = system, path, start, stop, ahead, call
-        self.done = trio.Event()
         self.found: Any = None
         self.error: Exception | None = None
         self.reason = ""  # of the last failed attempt
@@ -65,12 +65,6 @@ class _Want:
     @property
     def shown(self) -> str:
         return self.system.shown(self.path)
-
-    def failure(self, reason: str, length: int) -> ReadError:
-        """Return the error of a request for the `length` bytes that begin with this range."""
-        error = ReadError(self.shown, reason)
-        error.about(self.shown, self.start, length)
-        return error
 
 
 class _Request:
@@ -179,8 +173,6 @@ class RequestQueue:
         """Return what `want` is for, at read_timeout= at the latest."""
         reader = not want.ahead
         server.readers += reader
-        if reader and server.outage is not None:
-            server.outage.waited += 1
         try:
             with trio.CancelScope(deadline=trio.current_time() + self._options.read_timeout):
                 if reader and not server.queue and self._may_send(server, want):
@@ -194,7 +186,9 @@ class RequestQueue:
         finally:
             server.readers -= reader
         _count(want, "requests_failed_total")
-        raise want.failure(self._too_late(server, want.reason), want.stop - want.start)
+        error = ReadError(want.shown, self._too_late(server, want.reason))
+        error.about(want.shown, want.start, want.stop - want.start)
+        raise error
 
     def _may_send(self, server: _Server, want: _Want) -> bool:
         if server.in_flight >= self._options.host_requests:
@@ -207,6 +201,7 @@ class RequestQueue:
 
     async def _wait(self, server: _Server, want: _Want) -> None:
         """Wait in the queue, and for the request that another task then sends."""
+        want.done = trio.Event()
         (server.queue_ahead if want.ahead else server.queue)[want] = None
         if not want.ahead:
             self._send_queued(server)
@@ -291,8 +286,7 @@ class RequestQueue:
         first, stop = wants[0], max(want.stop for want in wants)
         length = stop - first.start
         try:
-            found = await self._attempts(server, wants, length, lambda: self._once(server, first, stop))
-            first.found = found
+            found = first.found = await self._answer(server, wants, stop)
             if len(wants) > 1:
                 data = memoryview(found.data)
                 for want in wants:
@@ -300,6 +294,8 @@ class RequestQueue:
                     want.found = found._replace(data=bytes(data[want.start - first.start : want.stop - first.start]))
         except Exception as exc:
             _count(first, "requests_failed_total")
+            if isinstance(exc, ReadError):
+                exc.about(first.shown, first.start, length)
             for want in wants:
                 want.error = exc
         finally:
@@ -307,63 +303,40 @@ class RequestQueue:
             server.bytes_in_flight -= length
             self._send_queued(server)
 
-    def _time(self, want: _Want, sent: float) -> None:
-        seconds = trio.current_time() - sent
-        self._latency.add(seconds)
-        if not want.system.nested:
-            LATENCIES.add(seconds)
-
-    async def _once(self, server: _Server, first: _Want, stop: int) -> Any:
-        """Send a request once, for the bytes from `first` to `stop`. Raise Transient if the answer was cut off."""
-        _count(first, "requests_total")
-        sent = trio.current_time()
-        if first.call is not None:
-            answer = await first.call()
-            self._time(first, sent)
-            return answer
-        found = await first.system.fetch(first.path, first.start, stop)
-        self._time(first, sent)
-        _count(first, "network_bytes_total", len(found.data))
-        if found.total is not None and len(found.data) < min(stop, found.total) - first.start:
-            raise Transient("the answer was cut off", begun=True)
-        if len(found.data) > stop - first.start:
-            raise ReadError(first.shown, "the server sent more bytes than requested")
-        return found
-
-    async def _attempts(
-        self, server: _Server, wants: list[_Want], length: int, request: Callable[[], Awaitable[T]]
-    ) -> T:  # fmt: skip
-        """Return the answer to `request`, which is for `length` bytes; repeat it while a retry may succeed."""
-        first, attempts, failures, pause, answers = wants[0], 0, 0, _FIRST_PAUSE, server.answers
-        late = server.outage is not None and server.outage.seconds >= _LATE * self._options.read_timeout
+    async def _answer(self, server: _Server, wants: list[_Want], stop: int) -> Any:
+        """Return the answer to one request for `wants`; repeat it while a retry may succeed."""
+        first, outage, answers = wants[0], server.outage, server.answers
+        attempts, failures, pause, limit = 0, 0, _FIRST_PAUSE, self._options.read_timeout
+        late = outage is not None and outage.seconds >= _LATE * limit
         while True:
-            began, outage, in_turn = trio.current_time(), server.outage, False
+            if outage is not None and not late and not await outage.is_my_turn(attempts > 0):
+                outage = server.outage
+                continue
+            sent = trio.current_time()
+            patience = math.inf if outage is None else min(outage.patience, self._options.request_timeout)
             try:
-                if outage is None or outage.lets_pass(first.path):
-                    found = await request()
-                elif late:
-                    found = await self._attempt(request, outage)
-                else:
-                    async with outage.turn:
-                        in_turn = await outage.next_attempt()
-                        if not in_turn:
-                            continue
-                        found = await self._attempt(request, outage)
+                with trio.CancelScope(deadline=sent + patience):
+                    found = await self._once(first, stop)
+                    server.answered()
+                    return found
+                failure = Transient(f"no answer within {patience:g} s")
             except Transient as exc:
                 failure = exc
-            except Exception as exc:
+            except Exception:
                 server.answered()
-                if isinstance(exc, ReadError):
-                    exc.about(first.shown, first.start, length)
                 raise
-            else:
-                server.answered()
-                return found
             attempts += 1
             for want in wants:
                 want.reason = failure.reason
             waits, after = self._waits_for(server, failure), 0.0
-            if failure.of_value or not waits or server.answers != answers:  # the server answers, but not this request
+            if waits and not failure.of_value and server.answers == answers:
+                if server.outage is None:
+                    server.outage = Outage(server.name, sent)
+                    self._on_outage(server.name)
+                server.outage.failed(failure.reason, failure.after)
+                if late:
+                    raise ReadError(first.shown, self._too_late(server)) from failure
+            else:  # the server answers, but not this request
                 failures += not (waits and failure.asks_for_patience)
                 after = max(
                     min(failure.after, math.inf if waits else _LONGEST_PAUSE), pause * random.uniform(0.5, 1.5)
@@ -371,34 +344,34 @@ class RequestQueue:
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 if failure.of_value:
                     server.answered()
-            else:
-                self._note_outage(server, first.path, began, failure, in_turn)
-            if late and server.outage is not None:
-                raise first.failure(self._too_late(server), length) from failure
             if failures > self._options.retries:
                 endpoint = server.name.partition(" ")[2]  # of a bucket: "at HOST", if an option names it
                 times = f"{attempts} attempts" if attempts > 1 else ""
                 times = f" ({', '.join(filter(None, (endpoint, times)))})" if endpoint or times else ""
-                raise first.failure(failure.reason + times, length) from failure
-            answers = server.answers  # if it answers others until this request fails again, only this request fails
+                raise ReadError(first.shown, failure.reason + times) from failure
             _count(first, "requests_repeated_total")
             log.debug("%s: attempt %d: %s: to be repeated in %.1f s", first.shown, attempts, failure.reason, after)
+            # if the server answers others until this request fails again, only this request fails
+            answers = server.answers
             await trio.sleep(after)
+            outage = server.outage
 
-    async def _attempt(self, request: Callable[[], Awaitable[T]], outage: Outage) -> T:
-        """Send `request` during an outage. Raise Transient if it has no answer soon."""
-        patience = min(outage.patience, self._options.request_timeout)
-        with trio.CancelScope(deadline=trio.current_time() + patience):
-            return await request()
-        outage.patience *= 2
-        raise Transient(f"no answer within {patience:g} s")
-
-    def _note_outage(self, server: _Server, path: str, began: float, failure: Transient, in_turn: bool) -> None:
-        """Note a failure of the server, not of the request: it begins an outage, or goes on with the present one."""
-        if server.outage is None:
-            server.outage, in_turn = Outage(server.name, path, began, server.readers), True
-            self._on_outage(server.name)
-        server.outage.failed(path, failure.reason, failure.after, in_turn)
+    async def _once(self, first: _Want, stop: int) -> Any:
+        """Send a request once, for the bytes from `first` to `stop`. Raise Transient if the answer was cut off."""
+        _count(first, "requests_total")
+        sent = trio.current_time()
+        found = await (first.call() if first.call else first.system.fetch(first.path, first.start, stop))
+        seconds = trio.current_time() - sent
+        self._latency.add(seconds)
+        if not first.system.nested:
+            LATENCIES.add(seconds)
+        if first.call is None:
+            _count(first, "network_bytes_total", len(found.data))
+            if found.total is not None and len(found.data) < min(stop, found.total) - first.start:
+                raise Transient("the answer was cut off", begun=True)
+            if len(found.data) > stop - first.start:
+                raise ReadError(first.shown, "the server sent more bytes than requested")
+        return found
 
     def _waits_for(self, server: _Server, failure: Transient) -> bool:
         """Return whether requests wait for the end of an outage of this server, rather than retry `retries=` times."""
