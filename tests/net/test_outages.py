@@ -201,7 +201,7 @@ def test_one_failing_value_is_not_taken_for_an_outage() -> None:
 
 
 def test_readers_of_other_values_wait_for_the_next_attempt_at_most() -> None:
-    """Only the failing value has been requested so far; the next attempt, 6 s later at most, may be for another one."""
+    """Only the failing value has been requested so far; the next attempt, within 6 s, may be for another one."""
 
     async def answer(path: str) -> None:
         if path == "bad":
