@@ -274,7 +274,7 @@ def test_any_names_and_attributes_make_a_readable_file(
             "fill_value": None, "order": "C", "compressor": None, "filters": None,
         }  # fmt: skip
         more = {"_ARRAY_DIMENSIONS": [name for _, name in dims]} if named else {}
-        nodes[path] = Node(path, parse_document(".zarray", document, own | more), leaf=True)
+        nodes[path] = Node(path, parse_document(".zarray", document, own | more), childless=True)
     described = describe(nodes.values(), {})
     header = unpack(pack(write_header(described.text)))
     assert [place is not None for place in header.places] == [one.nbytes > 0 for one in described.variables]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import trio
 
-from zarrfs.errors import ZarrfsError
+from zarrfs.errors import NotFound, ZarrfsError
 from zarrfs.store.api import Info, Kind, Store, walk
-from zarrfs.store.traversal import NOWHERE, with_sizes
+from zarrfs.store.traversal import NOWHERE, followed, with_sizes
 from zarrfs.views.hierarchy import Hierarchy, Node
 from zarrfs.zarr import DOCUMENTS
 from zarrfs.zarr.documents import is_litter
@@ -119,7 +120,7 @@ class NodeInfo:
     def as_json(self) -> dict[str, Any]:
         """Return the node, ready for JSON. Sizes are in bytes; null means not known."""
         node, metadata = self.node, self.node.metadata
-        about: dict[str, Any] = {"path": node.path, "type": "array" if node.leaf else "group"}
+        about: dict[str, Any] = {"path": node.path, "type": "array" if node.childless else "group"}
         if metadata is None:
             return about | {"problem": node.problem}
         implied = isinstance(metadata, GroupMetadata) and metadata.implied
@@ -154,7 +155,7 @@ async def survey(store: Store, found: Survey, key: str = "", count: bool = True,
             await _count(store, facts.node, array, chunks, found)
 
     async with trio.open_nursery() as nursery:
-        async for node in nodes_of(Hierarchy(store), key):
+        async for node in nodes_of(store, Hierarchy(store), key):
             facts = NodeInfo(node)
             found.nodes.append(facts)
             if count and isinstance(node.metadata, ArrayMetadata):
@@ -165,15 +166,20 @@ async def survey(store: Store, found: Survey, key: str = "", count: bool = True,
 
 
 async def nodes_of(
-    hierarchy: Hierarchy, key: str, failed: Callable[[Exception], None] | None = None
+    store: Store, hierarchy: Hierarchy, key: str, failed: Callable[[Exception], None] | None = None
 ) -> AsyncIterator[Node]:
-    """Yield the nodes at or below `key`, as Hierarchy.walk().
+    """Yield the nodes of `store` at or below `key`, as Hierarchy.walk().
 
-    Leave out dangling symbolic links of a source that keeps its links: they may have nothing to do with Zarr.
+    Leave out those behind symbolic links, which have another path, too, and dangling links, which may have nothing to
+    do with Zarr.
     """
     async for node in hierarchy.walk(key, failed=failed):
-        if node.problem != NOWHERE:
-            yield node
+        if node.problem == NOWHERE:
+            continue
+        with suppress(NotFound):  # a node of the draft of v3 has no directory of its own
+            if await followed(store, node.path) != node.path:
+                continue
+        yield node
 
 
 async def files_of(store: Store, node: Node, chunks: ChunkStatistics) -> AsyncIterator[tuple[str, Info]]:

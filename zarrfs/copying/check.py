@@ -269,10 +269,11 @@ class _Check:
         hierarchy = Hierarchy(self._store)
         try:
             above, _rest = await hierarchy.find(key)
-            async for node in nodes_of(hierarchy, above.path if above.leaf else key, self._unexamined.append):
+            start = above.path if above.childless else key
+            async for node in nodes_of(self._store, hierarchy, start, self._unexamined.append):
                 if node.documents == (node.path,):
                     continue  # not a node, but an unreadable entry
-                if node.leaf:
+                if node.childless:
                     self._add_array(node)
                 elif isinstance(node.metadata, GroupMetadata):
                     await self._add_copies(node)

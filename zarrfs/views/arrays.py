@@ -7,8 +7,8 @@ The array `x` of a group appears as `x.npy`, with its attributes in `x.json`. Th
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Hashable
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator
+from typing import Any
 
 from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
@@ -21,8 +21,8 @@ from zarrfs.store.api import (
     name_rule,
     split_key,
 )
-from zarrfs.views.flat_arrays import DecodedView, File, Part
 from zarrfs.views.hierarchy import Node
+from zarrfs.views.view import File, Part, View, text_file
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.model import ArrayMetadata
@@ -33,25 +33,7 @@ _SUFFIXES = (".json", ".npy")  # of the files of an array, sorted
 _AT_ONCE = 64  # nodes to look up concurrently
 
 
-class _ViewEntry(NamedTuple):
-    """A file or a directory of the view."""
-
-    node: Node  # an array; or a group, for its directory or attributes
-    text: bytes | None = None  # JSON, or the header before the items; None: a directory
-    items: int | None = None  # size of the array's items after the text, in bytes
-
-    @property
-    def size(self) -> int:
-        """The size of a file in bytes."""
-        return len(self.text or b"") + (self.items or 0)
-
-    @property
-    def layout(self) -> Hashable:
-        """The header, with shape, data type and order, and the size: all that is not read from chunks."""
-        return self.text, self.items
-
-
-class ArraysView(DecodedView):
+class ArraysView(View):
     """A store of flat files. Arrays that no file can represent are left out with a warning.
 
     The files of a node whose document is invalid or unreadable are listed, and opening them raises ReadError.
@@ -66,14 +48,14 @@ class ArraysView(DecodedView):
         return self._info(split_key(key)[1], await self._find(key))
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
-        entry = await self._find(prefix)
-        if entry.text is not None:
+        group = await self._find(prefix)
+        if isinstance(group, File):
             raise NotDirectory(prefix)
-        names = [] if entry.node.leaf else [info.name async for info in self.hierarchy.children(entry.node)]
+        names = [] if group.childless else [info.name async for info in self.hierarchy.children(group)]
         taken = {name for name in names if name.endswith(_SUFFIXES)}
         # an entry has the name of its child, perhaps with a suffix: it may follow `after` if that starts with the name
         names = sorted(name for name in names if name >= after or after.startswith(name))
-        ahead = {name: self._info(name, file) for name, file in self._own_files(entry.node)}
+        ahead = {name: self._info(name, file) for name, file in self._own_files(group)}
         for start in range(0, len(names), _AT_ONCE):
             batch = names[start : start + _AT_ONCE]
             for name in sorted(name for name in ahead if name < batch[0]):
@@ -82,7 +64,7 @@ class ArraysView(DecodedView):
                     yield info
 
             async def look(name: str) -> None:
-                ahead.update((info.name, info) for info in await self._entries_of(entry.node, name, taken))
+                ahead.update((info.name, info) for info in await self._entries_of(group, name, taken))
 
             await for_each(look, batch)
         for name in sorted(ahead):
@@ -90,32 +72,31 @@ class ArraysView(DecodedView):
                 yield ahead[name]
 
     async def open(self, key: str) -> Value:
-        entry = await self._find(key)
-        if entry.text is None:
+        file = await self._find(key)
+        if not isinstance(file, File):
             raise IsDirectory(key)
-        self.check_document(entry.node)
-        parts = (Part(len(entry.text), entry.size, entry.node),) if entry.items else ()
-        return self.opened(key, File(self._info(split_key(key)[1], entry), ((0, entry.text),), parts, entry.layout))
+        return self.open_file(key, split_key(key)[1], file)
 
     async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
-        entry = await self._find(key)
-        return {"node": entry.node.path, "documents": list(entry.node.documents)}
+        found = await self._find(key)
+        node = found.node if isinstance(found, File) else found
+        return {"node": node.path, "documents": list(node.documents)}
 
     # -- keys
 
-    async def _find(self, key: str) -> _ViewEntry:
-        """Return the entry of `key`. Raise NotFound."""
+    async def _find(self, key: str) -> File | Node:
+        """Return the file at `key`, or the node whose directory it is. Raise NotFound."""
         prefix, name = split_key(check_key(key, root=True))
         group, rest = await self.hierarchy.find(prefix)
         if not key:
-            return _ViewEntry(group)
-        if rest or (group.leaf and prefix):
+            return group
+        if rest or (group.childless and prefix):
             raise NotFound(key)
         found = dict(self._own_files(group)).get(name)
-        if not group.leaf:
+        if not group.childless:
             child = await self.hierarchy.node(key)
-            if child is not None and not child.leaf:
-                return _ViewEntry(child)
+            if child is not None and not child.childless:
+                return child
             base, dot, suffix = name.rpartition(".")
             if found is None and base and dot + suffix in _SUFFIXES:
                 array = await self.hierarchy.node(join_key(prefix, base))
@@ -124,20 +105,20 @@ class ArraysView(DecodedView):
             raise NotFound(key)
         return found
 
-    def _own_files(self, group: Node) -> list[tuple[str, _ViewEntry]]:
+    def _own_files(self, group: Node) -> list[tuple[str, File]]:
         """Return the files of a directory that are not of a child: those of a root array, or a group's attributes."""
-        made: list[tuple[str, _ViewEntry | None]] = []
+        made: list[tuple[str, File | None]] = []
         if group.may_be_array and not group.path:
             made = [(ROOT + suffix, self._file(group, suffix)) for suffix in _SUFFIXES]
-        if group.broken and not group.leaf:
-            made.append((ATTRIBUTES, _ViewEntry(group, b"")))
+        if group.broken and not group.childless:
+            made.append((ATTRIBUTES, text_file(group, b"")))
         if group.may_be_array:
             return [(name, file) for name, file in made if file is not None]
         attributes = group.metadata.attributes if group.metadata is not None else {}
         if group.problem is not None:
             self.leave_out(group.path, group.problem)
         try:
-            return [(ATTRIBUTES, _ViewEntry(group, _json(dict(attributes))))] if attributes else []
+            return [(ATTRIBUTES, text_file(group, _json(dict(attributes))))] if attributes else []
         except MetadataError as exc:
             self.leave_out(group.path, f"{ATTRIBUTES}: {exc}")
             return []
@@ -151,14 +132,14 @@ class ArraysView(DecodedView):
             node = Node(path, None, exc.reason, (exc.where,))
         if node is None:
             return []
-        found = [] if node.leaf else [self._info(name, _ViewEntry(node))]
+        found = [] if node.childless else [self._info(name, node)]
         if not node.may_be_array:
             return found
         for suffix in _SUFFIXES:
             file, called = self._file(node, suffix), name + suffix
             other = await self.hierarchy.node(path + suffix) if called in taken else None
             rule = name_rule(called)
-            if file is None or rule is not None or called == ATTRIBUTES or (other is not None and not other.leaf):
+            if file is None or rule is not None or called == ATTRIBUTES or (other is not None and not other.childless):
                 if file is not None:
                     self.leave_out(node.path, f"{suffix}: {rule or 'a group has that name'}")
                 continue
@@ -167,34 +148,31 @@ class ArraysView(DecodedView):
 
     # -- files
 
-    def _file(self, node: Node, suffix: str) -> _ViewEntry | None:
+    def _file(self, node: Node, suffix: str) -> File | None:
         """Return the file of an array; None if no file can represent it."""
         from zarrfs.views.chunks import is_fortran
         from zarrfs.views.flat import flat_size, npy_header
 
         array = node.metadata
         if node.broken:
-            return _ViewEntry(node, b"")
+            return text_file(node, b"")
         try:
             if not isinstance(array, ArrayMetadata):
                 raise MetadataError(node.problem or "no array")  # noqa: TRY301
             size, fortran = flat_size(array), is_fortran(array)
             header = npy_header(array.shape, array.dtype, fortran)
             if suffix == ".json":
-                return _ViewEntry(node, _json(dict(array.attributes)))
+                return text_file(node, _json(dict(array.attributes)))
         except MetadataError as exc:
             self.leave_out(node.path, str(exc))
             return None
-        return _ViewEntry(node, header, size)
+        whole = len(header) + size
+        return File(node, whole, ((0, header),), (Part(len(header), whole, node),) if size else ())
 
-    def _info(self, name: str, entry: _ViewEntry) -> Info:
-        node = entry.node
-        if entry.text is None:
-            return Info(name, Kind.DIRECTORY, mtime_ns=node.mtime_ns)
-        if node.problem is not None:
-            return Info(name, Kind.FILE, 1, mtime_ns=node.mtime_ns, unreadable=node.problem)
-        identity = None if self.immutable else hash(entry.layout)  # another layout must not share cached pages
-        return Info(name, Kind.FILE, entry.size, node.mode, node.mtime_ns, identity=identity)
+    def _info(self, name: str, found: File | Node) -> Info:
+        if isinstance(found, File):
+            return self.file_info(name, found)
+        return Info(name, Kind.DIRECTORY, mtime_ns=found.mtime_ns)
 
 
 def _json(value: JSON) -> bytes:

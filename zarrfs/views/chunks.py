@@ -11,9 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import trio
 
-from zarrfs.errors import NotFound, OutOfRange, ReadError, StoreError, TargetChanged, TargetMissing
-from zarrfs.store.api import Info, Kind, Store, Value, join_key
-from zarrfs.store.traversal import resolve
+from zarrfs.errors import IsDirectory, NotFound, OutOfRange, ReadError, StoreError, TargetChanged, TargetMissing
+from zarrfs.store.api import Info, Store, Value, join_key
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import quarter
 from zarrfs.views.boxes import Slices
@@ -47,7 +46,7 @@ _tokens = itertools.count()
 class StoredAt(NamedTuple):
     """A range of a file."""
 
-    key: str  # of the file, links followed
+    key: str  # of the file
     info: Info  # of the file; its size may not be known
     offset: int
     length: int
@@ -139,9 +138,9 @@ class Chunks:
             run = _run_of(found, key, place)
             if run is None:
                 return None
-            shard = await _ask(key, resolve, self._store, key, False)
-            if shard is not None and (self._store.immutable or self._version_in(shard[1]) == found.version):
-                return StoredAt(shard[0], shard[1], *run)
+            shard = await _ask(key, self._store.info, key, False)
+            if shard is not None and (self._store.immutable or self._version_in(shard) == found.version):
+                return StoredAt(key, shard, *run)
             self._cache.drop((self._token, key), found)
         raise ReadError(key, _CHANGES)
 
@@ -219,15 +218,12 @@ class Chunks:
         return None if self._store.immutable else (info.size, info.mtime_ns, info.identity)
 
     async def _opened(self, key: str, read: Callable[[Value], Awaitable[T]]) -> T | None:
-        """Open a stored value, following links, and return what `read` returns for it; None if it does not exist.
+        """Open a stored value and return what `read` returns for it; None if it does not exist.
 
         If the value changes meanwhile, open it again. Raise ReadError.
         """
         for attempt in range(_TRIES):
-            found = await self._find(key, sized=False)
-            if found is not None and (found[1].unreadable or found[1].kind is Kind.DIRECTORY):
-                raise ReadError(key, found[1].unreadable or "a directory lies in the place of a chunk")
-            value: Value | None = None if found is None else await _ask(key, self._store.open, found[0])
+            value: Value | None = await _ask(key, self._store.open, key)
             if value is None:
                 return None
             try:
@@ -241,23 +237,14 @@ class Chunks:
                 value.close()
         raise AssertionError("not reached")
 
-    async def _find(self, key: str, sized: bool = True) -> tuple[str, Info] | None:
-        """Return (key, Info) of a stored value, following links; None if it does not exist. Raise ReadError.
-
-        Its bytes have to be read by the returned key, because a store that shows links returns the target path as the
-        bytes of a link.
-        """
-        found: tuple[str, Info] | None = await _ask(key, resolve, self._store, key, sized)
-        return found
-
     async def _fresh(self, id: Hashable, key: str) -> Decoded | None:
         """Return the cached value of `key` if its version is still current; drop it otherwise."""
         found = self._cache.peek(id)
         if found is None or self._store.immutable or found.is_fresh():
             return found
         now = trio.current_time()
-        at = None if found.value is None else await self._find(key, sized=False)
-        version = None if at is None else self._version_in(at[1])
+        info = None if found.value is None else await _ask(key, self._store.info, key, False)
+        version = None if info is None else self._version_in(info)
         # without a modification time, a change is noticed only if the value is read again
         if version is not None and version[1] is not None and version == found.version:
             found.checked = now
@@ -349,7 +336,9 @@ async def _ask(key: str, ask: Callable[..., Any], *arguments: Any) -> Any:
         return await ask(*arguments)
     except NotFound:
         return None
-    except StoreError as exc:  # a directory, for example, which must not be taken for a missing chunk
+    except IsDirectory as exc:
+        raise ReadError(key, "a directory lies in the place of a chunk") from exc
+    except StoreError as exc:  # for example a file above it, which must not be taken for a missing chunk
         raise ReadError(key, exc.reason or exc.__class__.__doc__ or "") from exc
 
 

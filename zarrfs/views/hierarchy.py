@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, suppress
@@ -18,13 +17,13 @@ from zarrfs.errors import (
     IsDirectory,
     NotDirectory,
     NotFound,
-    ReadError,
     StoreError,
     TargetChanged,
     ZarrfsError,
 )
-from zarrfs.store.api import Info, Kind, Store, WrappingStore, join_key, split_key
-from zarrfs.store.traversal import NOWHERE, followed_info
+from zarrfs.store.api import Info, Kind, Store, join_key, split_key
+from zarrfs.store.followed import with_links_followed
+from zarrfs.store.traversal import NOWHERE
 from zarrfs.system.buffers import Buffer
 from zarrfs.zarr import ATTRIBUTE_DOCUMENTS, DOCUMENTS, NODE_DOCUMENTS, draft
 from zarrfs.zarr.consolidated import CONSOLIDATED, consolidated
@@ -35,8 +34,6 @@ from zarrfs.zarr.keys import KeyTemplate
 from zarrfs.zarr.legacy import OtherFile
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata, nested
 from zarrfs.zarr.v3 import Experimental
-
-log = logging.getLogger(__name__)
 
 _INLINE = 256 << 10  # bytes: larger JSON is parsed in a thread, off the event loop
 _FRESH = 1.0  # seconds for which the document of an array in use, and what is no node yet, are not looked at again
@@ -56,11 +53,11 @@ class Node(NamedTuple):
     chunks: str = ""  # its directory in the source, mostly `path`; chunk keys are relative to it
     mtime_ns: int | None = None  # the latest of its documents, if the source has times
     mode: int | None = None  # of its first document, if the source has modes
-    leaf: bool = False  # an array, an invalid array or an unreadable entry: all keys below it are chunks
+    childless: bool = False  # an array, an invalid array or an unreadable entry: no node is below it
     text: bytes = b""  # its zarr.json, as the source has it
     seen: NodeDocument | None = None  # its document as of the first look, or the consolidated one
     unsupported: bool = False  # `problem` is about a valid document
-    settled: bool = False  # valid, with documents, and with chunk names that are certain
+    final: bool = False  # not looked up again: a valid node with documents, whose chunk keys are known
 
     @property
     def broken(self) -> bool:
@@ -70,7 +67,7 @@ class Node(NamedTuple):
     @property
     def may_be_array(self) -> bool:
         """Return whether it is an array, or an invalid document does not tell that it is none."""
-        return self.leaf or self.broken
+        return self.childless or self.broken
 
 
 class NodeDocument(NamedTuple):
@@ -92,7 +89,7 @@ class Hierarchy:
     """
 
     def __init__(self, store: Store) -> None:
-        self.store = store
+        self.store = store = with_links_followed(store)
         self._nodes: LRU[str, tuple[float, Node]] = LRU(_KNOWN)  # with the time of the next look
         # when the document of an array was last looked at, and the node that it made; None: another array
         self._checked: LRU[str, tuple[float, Node | None]] = LRU(_KNOWN)
@@ -115,28 +112,21 @@ class Hierarchy:
         node = await self._at("") or Node("", GroupMetadata("v3", {}, implied=True))
         parts = key.split("/") if key else []
         for depth, name in enumerate(parts):
-            child = None if node.leaf else await self._at(join_key(node.path, name))
+            child = None if node.childless else await self._at(join_key(node.path, name))
             if child is None:
                 return node, "/".join(parts[depth:])
             node = child
         return node, ""
 
     async def children(self, node: Node, after: str = "") -> AsyncIterator[Info]:
-        """Yield the child directories of a group in the order of the store, without reading their documents.
-
-        A link to a group above itself is left out, because a walk would never end; node() does find it.
-        """
+        """Yield the child directories of a group in the order of the store, without reading their documents."""
         if self._draft is not None:
             for info in await self._draft_children(node.path, self._draft):
                 if info.name > after:
                     yield info
             return
         async for info in self.store.list_dir(node.chunks, after):
-            if info.kind is Kind.SYMLINK:
-                resolved = await self._directory(join_key(node.chunks, info.name))
-                if resolved is not None and not await self._leads_back(join_key(node.path, info.name), resolved[0]):
-                    yield resolved[1]._replace(name=info.name, kind=Kind.DIRECTORY, size=0)
-            elif info.kind is Kind.DIRECTORY and await self._may_be_visible(node, info.name):
+            if info.kind is Kind.DIRECTORY and await self._may_be_visible(node, info.name):
                 yield info
             elif _may_be_a_node(info):
                 yield info._replace(kind=Kind.DIRECTORY, size=0)
@@ -148,19 +138,17 @@ class Hierarchy:
         child = await self._at(join_key(group.path, name))
         return child is not None and bool(child.documents)
 
-    async def walk(
-        self, prefix: str = "", links: bool = False, failed: Callable[[Exception], None] | None = None
-    ) -> AsyncIterator[Node]:
+    async def walk(self, prefix: str = "", failed: Callable[[Exception], None] | None = None) -> AsyncIterator[Node]:
         """Yield the node at `prefix` and all below it, groups before their children, without listing chunks.
 
-        Groups behind symbolic links are left out unless `links`; a group then appears once for each path to it. If a
-        group cannot be listed, raise the error, or pass it to `failed` and skip the rest of the group.
+        A group behind a symbolic link appears once for each path to it. If a group cannot be listed, raise the error,
+        or pass it to `failed` and skip the rest of the group.
         """
         first = await self.node(prefix)
         if first is None:
             return
         yield first
-        stack = [] if first.leaf else [self._looked_up(first)]
+        stack = [] if first.childless else [self._looked_up(first)]
         while stack:
             try:
                 node = await anext(stack[-1], None)
@@ -171,13 +159,10 @@ class Hierarchy:
                 node = None
             if node is None:
                 stack.pop()
-            elif node.leaf or links or not self._behind_link(node):
-                yield node
-                if not node.leaf:
-                    stack.append(self._looked_up(node))
-
-    def _behind_link(self, group: Node) -> bool:
-        return self._draft is None and group.chunks != group.path
+                continue
+            yield node
+            if not node.childless:
+                stack.append(self._looked_up(node))
 
     async def _looked_up(self, group: Node) -> AsyncIterator[Node]:
         """Yield the children of a group, which are looked up concurrently if the store is remote."""
@@ -216,13 +201,13 @@ class Hierarchy:
             self._nodes.pop(path, None)
             if first is None:
                 return None
-            node = Node(path, None, _CHANGED, (path,), path, leaf=True)
+            node = Node(path, None, _CHANGED, (path,), path, childless=True)
         if isinstance(node.metadata, ArrayMetadata) and not self.store.immutable:
             first = self._layouts.setdefault(path, _layout(node))
         if first is not None and first != _layout(node):
-            node = Node(path, None, _CHANGED, node.documents, node.chunks, leaf=True)
-        settled = node.settled or isinstance(node.metadata, ArrayMetadata) or self.store.immutable
-        return self._nodes.put(path, (math.inf if settled else until, node))[1]
+            node = Node(path, None, _CHANGED, node.documents, node.chunks, childless=True)
+        final = node.final or isinstance(node.metadata, ArrayMetadata) or self.store.immutable
+        return self._nodes.put(path, (math.inf if final else until, node))[1]
 
     async def check(self, key: str, node: Node) -> None:
         """Raise TargetChanged, about `key`, if an array is not that of the first look, apart from its attributes.
@@ -262,7 +247,7 @@ class Hierarchy:
                 return False
             if seen.content and hash(bytes(await self.store.get(seen.key))) != seen.content:
                 return False
-            return node.settled or await self._with_keys(node) == node
+            return node.final or await self._with_keys(node) == node
         except (NotFound, NotDirectory, IsDirectory):
             return False
 
@@ -274,18 +259,12 @@ class Hierarchy:
             node = await self._consolidated_node(path, documents)
             return node._replace(seen=by, mtime_ns=node.mtime_ns if path else by.info.mtime_ns)
         # a node with a directory, which may be the root of an experimental store
+        directory = path
         if self._draft is None or not path:
-            above, name = split_key(path)
-            parent = self._nodes.get(above, (0.0, None))[1] if path else None
-            # a store that shows links finds nothing below a link, so the parent's key with links followed is used
-            key = path if parent is None else join_key(parent.chunks, name)
-            resolved = await self._directory(key)
-            if resolved is None:
-                raise NotFound(path)
-            directory, info = resolved
+            info = await self._directory(path)
             if info.unreadable:
-                return Node(path, None, info.unreadable, (path,), directory, info.mtime_ns, None, leaf=True)
-            found = await self._documents(directory)
+                return Node(path, None, info.unreadable, (path,), path, info.mtime_ns, None, childless=True)
+            found = await self._documents(path)
         # a node of an experimental store
         if self._draft is not None:
             directory, info = draft.data_directory(path), Info("", Kind.DIRECTORY)
@@ -304,23 +283,14 @@ class Hierarchy:
                     return await self._look(path)
                 except MetadataError as error:
                     problem = str(error)
-            return Node(path, None, problem, (found[0].key,), directory, leaf=True, unsupported=True, settled=True)
+            return Node(path, None, problem, (found[0].key,), directory, childless=True, unsupported=True, final=True)
 
-    async def _directory(self, path: str) -> tuple[str, Info] | None:
-        """Return (source key, Info) of the directory at `path`, following links, or of an unreadable entry there."""
-        if not path:
-            return "", Info("", Kind.DIRECTORY)
-        path, info = await followed_info(self.store, path, await self.store.info(path, sized=False), sized=False)
-        return (path, info) if info.kind is Kind.DIRECTORY or _may_be_a_node(info) else None
-
-    async def _leads_back(self, path: str, directory: str) -> bool:
-        """Return whether `directory`, to which the link at `path` leads, is a group above it: an endless walk."""
-        while path:
-            path = split_key(path)[0]
-            above = await self._at(path)
-            if above is not None and above.chunks == directory:
-                return True
-        return False
+    async def _directory(self, path: str) -> Info:
+        """Return the entry of a directory that may be a node, or of an unreadable one. Raise NotFound."""
+        info = await self.store.info(path, sized=False) if path else Info("", Kind.DIRECTORY)
+        if info.kind is Kind.DIRECTORY or _may_be_a_node(info):
+            return info
+        raise NotFound(path)
 
     async def _documents(self, directory: str) -> tuple[NodeDocument, ...]:
         """Find the document that makes a directory a node, and the document of its attributes."""
@@ -347,7 +317,7 @@ class Hierarchy:
     async def _document(self, directory: str, name: str) -> NodeDocument | None:
         key = join_key(directory, name)
         try:
-            key, info = await followed_info(self.store, key, await self.store.info(key))
+            info = await self.store.info(key)
             if name == "meta" and info.unreadable == NOWHERE:  # other programs use the name, too
                 return None
         except (NotFound, NotDirectory):
@@ -372,26 +342,26 @@ class Hierarchy:
             raise
         except MetadataError as exc:
             problem, unsupported = str(exc), isinstance(exc, Unsupported)
-        leaf = isinstance(metadata, ArrayMetadata) or (metadata is None and _must_be_array(made.name, data))
+        times = [each.info.mtime_ns for each in (made, *found) if each.info.mtime_ns is not None]
         node = Node(
-            path, metadata, problem, tuple(each.key for each in found), directory,
-            max((each.info.mtime_ns for each in (made, *found) if each.info.mtime_ns is not None), default=None),
-            made.info.mode, leaf, data if made.name == "zarr.json" and not problem else b"", _versioned(made, data),
-            unsupported,
+            path, metadata, problem, tuple(each.key for each in found), directory, max(times, default=None),
+            made.info.mode, unsupported=unsupported, seen=_versioned(made, data),
+            childless=isinstance(metadata, ArrayMetadata) or (metadata is None and _must_be_array(made.name, data)),
+            text=data if made.name == "zarr.json" and not problem else b"",
         )  # fmt: skip
         node = await self._with_keys(node)
-        return node if found and not problem else node._replace(settled=False)
+        return node if found and not problem else node._replace(final=False)
 
     # -- chunk names that the document does not determine
 
     async def _with_keys(self, node: Node) -> Node:
-        """Return the node with the chunk names in use; it is settled if they are certain."""
+        """Return the node with the chunk names in use; it is final if they are certain."""
         array = node.metadata
         other = nested(array) if isinstance(array, ArrayMetadata) else None
         if other is None or not isinstance(array, ArrayMetadata):
-            return node._replace(settled=True)
+            return node._replace(final=True)
         seen = await self._template_in_use(array, other, node.chunks)
-        return node if seen is None else node._replace(metadata=dataclasses.replace(array, keys=seen), settled=True)
+        return node if seen is None else node._replace(metadata=dataclasses.replace(array, keys=seen), final=True)
 
     async def _template_in_use(self, array: ArrayMetadata, other: KeyTemplate, directory: str) -> KeyTemplate | None:
         """Return the template of the stored chunks; the array's own is tried first. None if no chunk was found."""
@@ -446,16 +416,16 @@ class Hierarchy:
         """Return the node that consolidated documents describe."""
         name = next((name for name in NODE_DOCUMENTS if name in documents), None)
         if name is None:
-            return Node(path, GroupMetadata("v3", {}, implied=True), None, (), path, settled=True)
+            return Node(path, GroupMetadata("v3", {}, implied=True), None, (), path, final=True)
         keys = tuple(join_key(path, each) for each in documents)
         try:
             metadata = parse_document(name, documents[name], documents.get(ATTRIBUTE_DOCUMENTS.get(name, "")))
             text = strict_json(documents[name]) if name == "zarr.json" else b""
         except MetadataError as exc:
-            leaf, unsupported = _is_array(name, documents[name]), isinstance(exc, Unsupported)
-            return Node(path, None, str(exc), keys, path, leaf=leaf, unsupported=unsupported, settled=True)
-        leaf = isinstance(metadata, ArrayMetadata)
-        return await self._with_keys(Node(path, metadata, None, keys, path, leaf=leaf, text=text))
+            childless, unsupported = _is_array(name, documents[name]), isinstance(exc, Unsupported)
+            return Node(path, None, str(exc), keys, path, childless=childless, unsupported=unsupported, final=True)
+        childless = isinstance(metadata, ArrayMetadata)
+        return await self._with_keys(Node(path, metadata, None, keys, path, childless=childless, text=text))
 
     # -- experimental v3
 
@@ -465,11 +435,9 @@ class Hierarchy:
             if (found := await self._document(*split_key(key))) is not None:
                 return (found._replace(name=kind),)
         if path:
-            resolved = await self._directory(join_key(draft.META_ROOT, path))
-            if resolved is None:
-                raise NotFound(path)
-            if resolved[1].unreadable:
-                return (NodeDocument(resolved[0], "group", resolved[1]),)
+            directory = join_key(draft.META_ROOT, path)
+            if (info := await self._directory(directory)).unreadable:
+                return (NodeDocument(directory, "group", info),)
         return ()
 
     async def _draft_children(self, path: str, suffix: str) -> list[Info]:
@@ -477,13 +445,7 @@ class Hierarchy:
         inside = join_key(draft.META_ROOT, path) if path else draft.META_ROOT
         try:
             async for info in self.store.list_dir(inside):
-                key = join_key(inside, info.name)
-                if info.kind is Kind.SYMLINK:
-                    linked = (await followed_info(self.store, key, info, sized=False))[1]
-                    if linked.kind is Kind.DIRECTORY:  # the link may lead to a group above
-                        continue
-                    info = linked._replace(name=info.name)
-                made = draft.node_of_key(key, suffix) if info.kind is Kind.FILE else None
+                made = draft.node_of_key(join_key(inside, info.name), suffix) if info.kind is Kind.FILE else None
                 if made:
                     name = split_key(made[0])[1]
                 else:
@@ -493,32 +455,6 @@ class Hierarchy:
         except (NotFound, NotDirectory):
             return []
         return [names[name] for name in sorted(names)]
-
-
-class View(WrappingStore):
-    """A store that shows the hierarchy of another one. Nodes that it cannot show are left out, with one warning."""
-
-    name = ""  # of the option view=
-
-    def __init__(self, store: Store) -> None:
-        super().__init__(store)
-        self.hierarchy = Hierarchy(store)
-        self._left_out: dict[str, str] = {}
-
-    def leave_out(self, path: str, reason: str) -> None:
-        """Record that a node is left out, and log why."""
-        if self._left_out.get(path) != reason:
-            self._left_out[path] = reason
-            log.warning("%s: left out of view=%s: %s", path or "/", self.name, reason)
-
-    def check_document(self, node: Node) -> None:
-        """Raise ReadError, about the document in the source, if a node has a problem."""
-        if node.problem is not None:
-            raise ReadError((*node.documents, node.path)[0] or "/", node.problem)  # perhaps its document was removed
-
-    async def left_out(self, key: str) -> dict[str, str]:
-        """Return why arrays at or below `key` are left out, by path, of those looked up so far."""
-        return {path: why for path, why in self._left_out.items() if not key or f"{path}/".startswith(f"{key}/")}
 
 
 def _may_be_a_node(info: Info) -> bool:

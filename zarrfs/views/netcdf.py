@@ -7,7 +7,6 @@ at the first lookup: a later version of the source is shown by a new view, which
 
 from __future__ import annotations
 
-import hashlib
 import operator
 import re
 import subprocess
@@ -21,8 +20,8 @@ from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import Info, Kind, Store, Value, check_key, name_rule
 from zarrfs.system.processes import python
 from zarrfs.views import netcdf_header
-from zarrfs.views.flat_arrays import DecodedView, File, Part
 from zarrfs.views.hierarchy import Node
+from zarrfs.views.view import File, Part, View
 from zarrfs.zarr.errors import MetadataError
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
     return lines[-1] if lines else f"the process ended with status {done.returncode}"
 
 
-class NetCDFView(DecodedView):
+class NetCDFView(View):
     """A store of one NetCDF-4 file. Arrays that NetCDF cannot represent are left out with a warning."""
 
     name, in_chunks = "netcdf", True
@@ -77,20 +76,20 @@ class NetCDFView(DecodedView):
         if not key:
             return Info("", Kind.DIRECTORY)
         self._check(key)
-        return (await self._file()).info
+        return self.file_info(self._name, await self._file())
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         if prefix:
             self._check(prefix)
             raise NotDirectory(prefix)
         if self._name > after:  # no size before the first lookup: a header may take long
-            yield Info(self._name, Kind.FILE, None) if self._made is None else self._made.info
+            yield Info(self._name, Kind.FILE, None) if self._made is None else self.file_info(self._name, self._made)
 
     async def open(self, key: str) -> Value:
         if not key:
             raise IsDirectory(key)
         self._check(key)
-        return self.opened(key, await self._file())
+        return self.open_file(key, self._name, await self._file())
 
     async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         if not key:
@@ -133,21 +132,17 @@ class NetCDFView(DecodedView):
             Part(at, at + one.nbytes, one.node, one.form.itemsize, one.form.convert)
             for at, one in zip(header.places, description.variables, strict=True) if at is not None
         ]  # fmt: skip
-        content = hashlib.sha256(description.text)
-        info = Info(
-            self._name, Kind.FILE, header.size, nodes[0].mode,
-            max((node.mtime_ns for node in nodes if node.mtime_ns is not None), default=None),
-            identity=None if self.immutable else int.from_bytes(content.digest()[:7]),
-        )  # fmt: skip
         parts.sort(key=operator.itemgetter(0))
-        return File(info, header.parts, tuple(parts), content.hexdigest())
+        latest = max((node.mtime_ns for node in nodes if node.mtime_ns is not None), default=None)
+        root = nodes[0]._replace(problem=None, mtime_ns=latest)
+        return File(root, header.size, header.parts, tuple(parts))
 
     async def _describe(self) -> tuple[list[Node], Description]:
         """Read the documents and the arrays that are kept with the header. Raise ReadError."""
         from zarrfs.views.netcdf_inline import is_inlined, read_inlined
 
         nodes: list[Node] = []
-        async for node in self.hierarchy.walk(links=True):
+        async for node in self.hierarchy.walk():
             if node.broken:
                 self.check_document(node)
             nodes.append(node)

@@ -86,7 +86,7 @@ def describe(nodes: Iterable[Node], inlined: Mapping[str, Inlined | str]) -> Des
             arrays.setdefault(above, []).append(node)
             if above not in groups:  # the root is an array
                 groups[above] = _Group([], {})
-        elif not node.leaf:
+        elif not node.childless:
             attributes = {} if node.metadata is None else node.metadata.attributes
             if not node.path:
                 groups[node.path] = _Group([], attributes)

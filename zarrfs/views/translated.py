@@ -9,6 +9,7 @@ its readers could not decode, is an empty directory; left_out() returns the reas
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -20,13 +21,10 @@ from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key, split_key
-from zarrfs.store.traversal import followed_info, resolve
-from zarrfs.store.values import BytesValue
-from zarrfs.system.memory import tune_heap
 from zarrfs.views.chunknames import ChunkNames
-from zarrfs.views.decoded_cache import DecodedCache
-from zarrfs.views.hierarchy import Node, View
+from zarrfs.views.hierarchy import Node
 from zarrfs.views.inner_chunks import Range, inner_entry
+from zarrfs.views.view import File, View, text_file
 from zarrfs.zarr import v2, v3
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import load_json, strict_json
@@ -39,9 +37,9 @@ if TYPE_CHECKING:
 _Entry = tuple[Iterator[str], Info, bool]  # names in the view, entry in the source, is a directory
 
 _KNOWN = 65_536  # nodes whose documents to remember
-_OPEN = 1024  # arrays whose indexes of shards to remember
 _INDEXES = 32 << 20  # bytes of indexes of shards to cache, and to read concurrently
 _AT_ONCE = 32  # most indexes of shards to read concurrently
+_DIRECTORY = "a directory lies in the place of a chunk"
 _FILE_ABOVE = "a file lies in the place of a directory of chunks"
 _DOCUMENTS = {2: (".zarray", ".zattrs", ".zgroup"), 3: ("zarr.json",)}  # sorted
 
@@ -50,14 +48,15 @@ class _TranslatedNode(NamedTuple):
     """A node as it appears in the view."""
 
     node: Node
-    documents: dict[str, bytes]  # by name, sorted; empty if the document of the source is invalid
+    documents: dict[str, File]  # by name, sorted
     chunks: ChunkNames | None = None  # of an array that the version can express
+
 
 class _Resolved(NamedTuple):
     """The meaning of a key of the view: a document, the directory of a node, or a chunk (directory) at `source`."""
 
     translated: _TranslatedNode
-    document: str = ""
+    document: File | None = None
     source: str = ""  # a chunk, or a directory of chunks
     directory: bool = False
     rest: str = ""  # the key below an array
@@ -68,38 +67,37 @@ class TranslatedView(View):
     """A view of a hierarchy in Zarr v2 or v3."""
 
     def __init__(self, store: Store, version: Literal[2, 3]) -> None:
-        super().__init__(store)
+        super().__init__(store, _INDEXES)
         self._version, self.name = version, f"v{version}"
         self._names = _DOCUMENTS[version]
         self._known_nodes: LRU[str, _TranslatedNode] = LRU(_KNOWN)
-        self._indexes = DecodedCache(_INDEXES)
-        self._inner: LRU[str, Chunks] = LRU(_OPEN)
 
     # -- the Store protocol
 
     async def info(self, key: str, sized: bool = True) -> Info:
         resolved = await self._resolve_key(key)
         name = split_key(key)[1]
-        if resolved.document:
-            return self._document_info(resolved.translated, resolved.document)
+        if resolved.document is not None:
+            return self.file_info(name, resolved.document)
         if not resolved.source:
             return await self._directory_info(resolved.translated.node, name)
         if resolved.inner is not None:
             return inner_entry(name, await self._inner_at(key, resolved, resolved.inner))
-        info = _as_chunk_info((await self._resolve(resolved.source, sized))[1], resolved.directory)
+        with _chunk_errors(resolved.source):
+            info = _as_chunk_info(await self.lower.info(resolved.source, sized), resolved.directory)
         if resolved.directory and info.kind is not Kind.DIRECTORY:
             raise NotFound(key)
         return info._replace(name=name, links=1) if resolved.directory else info._replace(name=name)
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         resolved = await self._resolve_key(prefix)
-        if resolved.document or (resolved.source and not resolved.directory):
+        if resolved.document is not None or (resolved.source and not resolved.directory):
             raise NotDirectory(prefix)
         translated = resolved.translated
         if translated.chunks is not None:
             async for info in self._list_array(resolved, translated.chunks, after):
                 yield info
-        elif translated.node.leaf:
+        elif translated.node.childless:
             for info in self._document_infos(translated, after):
                 yield info
         else:
@@ -108,30 +106,28 @@ class TranslatedView(View):
 
     async def open(self, key: str) -> Value:
         resolved = await self._resolve_key(key)
-        if resolved.document:
-            info = self._document_info(resolved.translated, resolved.document)
-            self.check_document(resolved.translated.node)
-            data = resolved.translated.documents[resolved.document]
-            return BytesValue(info, data, hash(data))
-        if resolved.inner is not None:
+        if resolved.document is not None:
+            return self.open_file(key, split_key(key)[1], resolved.document)
+        await self._check_chunk(key, resolved)
+        with _chunk_errors(resolved.source):
+            if resolved.inner is None:
+                return await self.lower.open(resolved.source)
             at = await self._inner_at(key, resolved, resolved.inner)
             return Range(key, inner_entry(split_key(key)[1], at), await self.lower.open(at.key), at)
-        return await self.lower.open(await self._chunk(key, resolved))
 
     async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         resolved = await self._resolve_key(key)
-        if resolved.document:
-            size = len(resolved.translated.documents[resolved.document])
-            return {"inline": size, "documents": list(resolved.translated.node.documents)}
+        if resolved.document is not None:
+            return {"inline": resolved.document.size, "documents": list(resolved.translated.node.documents)}
         if not resolved.source or resolved.directory:
             return {}
-        if resolved.inner is not None:
-            at = await self._inner_at(key, resolved, resolved.inner)
-            where = await self.lower.locate(at.key, shown)
-            start = where.get("offset", 0) + at.offset
-            where = {"url": where["url"]} if "url" in where else {"shard": at.key}
-            return where | {"offset": start, "length": at.length}
-        return await self.lower.locate(await self._chunk(key, resolved), shown)
+        if resolved.inner is None:
+            return await self.lower.locate(resolved.source, shown)
+        at = await self._inner_at(key, resolved, resolved.inner)
+        where = await self.lower.locate(at.key, shown)
+        start = where.get("offset", 0) + at.offset
+        where = {"url": where["url"]} if "url" in where else {"shard": at.key}
+        return where | {"offset": start, "length": at.length}
 
     async def left_out(self, key: str) -> dict[str, str]:
         """Return why arrays at or below `key` are left out, by path, of those looked up so far."""
@@ -140,6 +136,10 @@ class TranslatedView(View):
             return {}
         self._translate(node)
         return await super().left_out(key)
+
+    @property
+    def remote(self) -> bool:
+        return self.lower.remote
 
     async def prefetch(self, keys: Sequence[str]) -> None:
         sources = []
@@ -163,36 +163,25 @@ class TranslatedView(View):
             translated = self._translate(node)
             if rest or name not in translated.documents:
                 raise NotFound(key)
-            return _Resolved(translated, document=name)
+            return _Resolved(translated, translated.documents[name])
         node, rest = await self.hierarchy.find(key)
         translated = self._translate(node)
         if not rest:
             return _Resolved(translated, directory=True)
-        if node.leaf:
+        if node.childless:
             await self.hierarchy.check(key, node)  # before a chunk is absent: its array may have other names now
         if translated.chunks is not None:
             source, directory = translated.chunks.source(rest)
             if source is not None:
                 index = translated.chunks.index(rest) if translated.chunks.inner and not directory else None
-                return _Resolved(translated, "", _joined(node.chunks, source), directory, rest, index)
+                return _Resolved(translated, None, _joined(node.chunks, source), directory, rest, index)
         raise NotFound(key)
 
-    async def _chunk(self, key: str, resolved: _Resolved) -> str:
-        """Return the source key of a chunk. Raise IsDirectory for a directory of chunks."""
+    async def _check_chunk(self, key: str, resolved: _Resolved) -> None:
+        """Raise IsDirectory for a directory of chunks, or of a node."""
         if resolved.directory:
             await self.info(key)  # raises NotFound if it does not exist
             raise IsDirectory(key)
-        source, info = await self._resolve(resolved.source, False)
-        if reason := _as_chunk_info(info, False).unreadable:
-            raise ReadError(key, reason)
-        return source
-
-    async def _resolve(self, source: str, sized: bool) -> tuple[str, Info]:
-        """Follow links to a chunk or a directory of chunks. Raise ReadError if a file is in place of a directory."""
-        try:
-            return await resolve(self.lower, source, sized)
-        except NotDirectory as exc:
-            raise ReadError(source, _FILE_ABOVE) from exc
 
     # -- nodes and their documents
 
@@ -214,7 +203,8 @@ class TranslatedView(View):
         metadata = node.metadata
         if metadata is None:
             # a broken node that need not be an array may be one or a group
-            return _TranslatedNode(node, dict.fromkeys(self._names[:1] if node.leaf else self._names[::2], b""))
+            names = self._names[:1] if node.childless else self._names[::2]
+            return _TranslatedNode(node, dict.fromkeys(names, text_file(node, b"")))
         chunks: ChunkNames | None = None
         if isinstance(metadata, ArrayMetadata):
             translation = translate(metadata, self._version)
@@ -233,17 +223,10 @@ class TranslatedView(View):
             documents = {".zgroup": strict_json(v2.GROUP_DOCUMENT)}
         if self._version == 2 and (attributes := v2.attributes_json(metadata)):
             documents[".zattrs"] = strict_json(attributes)
-        return _TranslatedNode(node, documents, chunks)
-
-    def _document_info(self, translated: _TranslatedNode, name: str) -> Info:
-        node, data = translated.node, translated.documents[name]
-        if node.problem is not None:
-            return Info(name, Kind.FILE, 1, unreadable=node.problem)
-        mode = None if node.mode is None else node.mode & 0o666
-        return Info(name, Kind.FILE, len(data), mode, node.mtime_ns, identity=None if self.immutable else hash(data))
+        return _TranslatedNode(node, {name: text_file(node, documents[name]) for name in sorted(documents)}, chunks)
 
     def _document_infos(self, translated: _TranslatedNode, after: str) -> list[Info]:
-        return [self._document_info(translated, name) for name in sorted(translated.documents) if name > after]
+        return [self.file_info(name, file) for name, file in translated.documents.items() if name > after]
 
     async def _directory_info(self, node: Node, name: str) -> Info:
         try:
@@ -254,22 +237,15 @@ class TranslatedView(View):
 
     # -- inner chunks of shards
 
-    async def _inner_of(self, translated: _TranslatedNode) -> Chunks:
+    async def _chunks_of(self, translated: _TranslatedNode) -> Chunks:
         """Return the inner chunks of an array."""
-        node = translated.node
-        known = self._inner.use(node.path)
-        if known is None or known.node is not node:
-            if not self._inner:  # imports numpy
-                tune_heap()
-                await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.chunks")
-            from zarrfs.views.chunks import Chunks
-
-            known = self._inner.put(node.path, Chunks(self.lower, node, self._indexes, c_order=True))
-        return known
+        if not self._readers:  # imports numpy
+            await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.flat")
+        return self.reader(translated.node).chunks
 
     async def _inner_at(self, key: str, resolved: _Resolved, index: tuple[int, ...]) -> StoredAt:
         """Return where an inner chunk is stored. Raise NotFound and ReadError."""
-        at = await (await self._inner_of(resolved.translated)).stored_at(index)
+        at = await (await self._chunks_of(resolved.translated)).stored_at(index)
         if at is None:
             raise NotFound(key)
         return at
@@ -320,7 +296,7 @@ class TranslatedView(View):
         start = split_key(chunks.source(join_key(resolved.rest, after))[0] or "")[1] if after else ""
         shards = [entry async for entry in self._entries(resolved, chunks)]
         skipped = next((at for at, (_, info, _) in enumerate(shards) if info.name == start), 0)
-        stored = await self._inner_of(resolved.translated)
+        stored = await self._chunks_of(resolved.translated)
         at_once = max(1, min(_AT_ONCE, _INDEXES // max(stored.index_length, 1)))
 
         async def read(name: str) -> Info | None:
@@ -348,12 +324,10 @@ class TranslatedView(View):
                         yield shown
 
     async def _entries(self, resolved: _Resolved, chunks: ChunkNames, after: str = "") -> AsyncIterator[_Entry]:
-        """Yield the entries of chunks, or directories of chunks, in a source directory, with links followed."""
+        """Yield the entries of chunks, or directories of chunks, in a source directory."""
         directory = _joined(resolved.translated.node.chunks, chunks.source(resolved.rest)[0] or "")
         try:
             async for info in self.lower.list_dir(directory, after):
-                found = (await followed_info(self.lower, join_key(directory, info.name), info, False))[1]
-                info = found._replace(name=info.name)
                 is_directory = info.kind is Kind.DIRECTORY
                 names = chunks.names(resolved.rest, info.name, is_directory)
                 if names is None and (is_directory or info.unreadable):
@@ -368,13 +342,24 @@ class TranslatedView(View):
             raise ReadError(directory, _FILE_ABOVE) from exc
 
 
+@contextlib.contextmanager
+def _chunk_errors(source: str) -> Iterator[None]:
+    """Turn errors about a chunk that are not absence into ReadError."""
+    try:
+        yield
+    except NotDirectory as exc:
+        raise ReadError(source, _FILE_ABOVE) from exc
+    except IsDirectory as exc:
+        raise ReadError(source, _DIRECTORY) from exc
+
+
 def _as_chunk_info(info: Info, directory: bool) -> Info:
     """Return the entry of a chunk or a directory of chunks; a directory in the place of a chunk is unreadable."""
     if directory and info.unreadable:
         return info._replace(kind=Kind.DIRECTORY, size=0)  # listing it, or reading a chunk in it, raises the error
     if directory or info.kind is not Kind.DIRECTORY:
         return info
-    return info._replace(kind=Kind.FILE, size=1, links=1, unreadable="a directory lies in the place of a chunk")
+    return info._replace(kind=Kind.FILE, size=1, links=1, unreadable=_DIRECTORY)
 
 
 def _joined(directory: str, key: str) -> str:

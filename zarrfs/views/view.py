@@ -1,25 +1,28 @@
-"""Views whose files are made of text in memory and of the decoded items of arrays.
+"""View: a store that shows the hierarchy of another one. A view is a rule for names; its files are made of parts.
 
-DecodedView is their base class. Its arrays share a cache of decoded chunks.
+The parts of a file are text in memory and the decoded items of arrays, with one cache of decoded chunks for a view.
 """
 
 from __future__ import annotations
 
 import bisect
+import logging
 import operator
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zarrfs.concurrency.lru import LRU
 from zarrfs.errors import ReadError
-from zarrfs.store.api import Info, Store, Value
+from zarrfs.store.api import Info, Kind, Store, Value, WrappingStore
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import tune_heap
 from zarrfs.views.decoded_cache import DecodedCache
-from zarrfs.views.hierarchy import Node, View
+from zarrfs.views.hierarchy import Hierarchy, Node
 
 if TYPE_CHECKING:
     from zarrfs.views.flat import FlatArray  # imports numpy, which would delay the start of a mount
+
+log = logging.getLogger(__name__)
 
 _OPEN = 1024  # readers to keep
 
@@ -35,45 +38,84 @@ class Part(NamedTuple):
 
 
 class File(NamedTuple):
-    """A file of a view."""
+    """A file of a view. Its mode and its time are those of `node`; if that has a problem, it is unreadable."""
 
-    info: Info
-    texts: tuple[tuple[int, bytes], ...]  # (address, bytes), sorted
-    parts: tuple[Part, ...]  # sorted
-    content: Hashable  # all that is not read from chunks
+    node: Node
+    size: int
+    texts: tuple[tuple[int, bytes], ...] = ()  # (address, bytes), sorted
+    parts: tuple[Part, ...] = ()  # sorted
+
+    @property
+    def content(self) -> Hashable:
+        """All that is not read from chunks."""
+        return self.size, self.texts
 
 
-class DecodedView(View):
-    """A view whose files consist of the decoded chunks of arrays, with one bounded cache of decoded chunks."""
+def text_file(node: Node, text: bytes) -> File:
+    """Return a file of text."""
+    return File(node, len(text), ((0, text),))
 
+
+class View(WrappingStore):
+    """A store that shows the hierarchy of another one. Nodes that it cannot show are left out, with one warning.
+
+    Links of the store are followed. Documents are those of the first look; see Hierarchy.
+    """
+
+    name = ""  # of the option view=
     in_chunks = False  # the order of items in files, see FlatArray
 
     def __init__(self, store: Store, budget: int) -> None:
         """`budget`: bytes of decoded chunks to cache."""
-        super().__init__(store)
+        self.hierarchy = Hierarchy(store)
+        super().__init__(self.hierarchy.store)
         self.cache = DecodedCache(budget)
-        self._arrays: LRU[str, FlatArray] = LRU(_OPEN)
-        tune_heap()
+        self._readers: LRU[str, FlatArray] = LRU(_OPEN)
+        self._left_out: dict[str, str] = {}
 
-    def opened(self, key: str, file: File) -> Value:
-        """Open `file`, which is at `key`."""
-        return _OpenFile(self, key, file)
+    def file_info(self, name: str, file: File) -> Info:
+        """Return the entry of a file."""
+        node = file.node
+        if node.problem is not None:
+            return Info(name, Kind.FILE, 1, mtime_ns=node.mtime_ns, unreadable=node.problem)
+        mode = None if node.mode is None else node.mode & 0o666
+        identity = None if self.immutable else hash(file.content)  # another layout must not share cached pages
+        return Info(name, Kind.FILE, file.size, mode, node.mtime_ns, identity=identity)
+
+    def open_file(self, key: str, name: str, file: File) -> Value:
+        """Open a file at `key`. Raise ReadError, about the document in the source, if its node has a problem."""
+        self.check_document(file.node)
+        return _OpenFile(self, key, self.file_info(name, file), file)
+
+    def check_document(self, node: Node) -> None:
+        """Raise ReadError, about the document in the source, if a node has a problem."""
+        if node.problem is not None:
+            raise ReadError((*node.documents, node.path)[0] or "/", node.problem)  # perhaps its document was removed
 
     def reader(self, node: Node) -> FlatArray:
         """Return the reader of an array."""
         from zarrfs.views.flat import FlatArray
 
-        found = self._arrays.use(node.path)
+        if not self._readers:
+            tune_heap()
+        found = self._readers.use(node.path)
         if found is None or found.chunks.node is not node:
-            found = self._arrays.put(node.path, FlatArray(self.lower, node, self.cache, self.in_chunks))
+            found = self._readers.put(node.path, FlatArray(self.lower, node, self.cache, self.in_chunks))
         return found
+
+    def leave_out(self, path: str, reason: str) -> None:
+        """Record that a node is left out, and log why."""
+        if self._left_out.get(path) != reason:
+            self._left_out[path] = reason
+            log.warning("%s: left out of view=%s: %s", path or "/", self.name, reason)
+
+    async def left_out(self, key: str) -> dict[str, str]:
+        """Return why arrays at or below `key` are left out, by path, of those looked up so far."""
+        return {path: why for path, why in self._left_out.items() if not key or f"{path}/".startswith(f"{key}/")}
 
     @property
     def remote(self) -> bool:
-        return False  # the view prefetches chunks along the array, so that read-ahead by file names gains nothing
-
-    async def prefetch(self, keys: Sequence[str]) -> None:
-        """Do nothing: FlatArray fetches chunks ahead of sequential readers."""
+        return False  # FlatArray fetches chunks ahead along the array, so that read-ahead by file names gains nothing
 
 
 class _OpenFile(Value):
@@ -81,8 +123,8 @@ class _OpenFile(Value):
 
     __slots__ = ("_file", "_key", "_view")
 
-    def __init__(self, view: DecodedView, key: str, file: File) -> None:
-        super().__init__(file.info, file.content if view.immutable else None)
+    def __init__(self, view: View, key: str, info: Info, file: File) -> None:
+        super().__init__(info, file.content if view.immutable or not file.parts else None)
         self._view, self._key, self._file = view, key, file
 
     async def read(self, start: int, length: int) -> Buffer:
