@@ -135,12 +135,12 @@ def test_a_block_of_a_version_that_is_replaced_while_it_is_read(
         assert on_disk is not None
         read_block, new = on_disk._cache.read, threading.Event()
 
-        def late(target: str, version: Any, start: int, stop: int, now: bool, *more: Any) -> Any:
+        def late(target: str, start: int, stop: int, version: Any, now: bool = False, *more: Any) -> Any:
             if now:
                 raise BlockingIOError
             if stop == 10_000:
                 assert new.wait(20)
-            return read_block(target, version, start, stop, now, *more)
+            return read_block(target, start, stop, version, now, *more)
 
         async def get(low: int) -> None:
             found[low] = bytes(await files.read(url, low, 10_000, low, low + 10_000))
@@ -244,6 +244,18 @@ def test_a_changed_version_is_remembered_for_the_next_run(faulty: Faulty, tmp_pa
     with pytest.raises(TargetChanged):
         read(url, options, 0, 50_000)
     assert read(url, options, 0, 50_000) == [other[:10_000], other[50_000:60_000]]
+
+
+def test_a_target_that_has_become_one_block_is_read_without_a_request(faulty: Faulty, tmp_path: Path) -> None:
+    """The block says a later version than the one that was recorded for all blocks."""
+    url = faulty.put("/v", VALUE)
+    options = Options(cache_dir=str(tmp_path))
+    fill(faulty, url, options, 50_000, 100_000)
+    faulty.put("/v", VALUE[:10_000], tag="2")
+    fill(faulty, url, options, 0)
+    faulty.requests.clear()
+    assert read(url, options, 0) == [VALUE[:10_000]]
+    assert not faulty.requests
 
 
 async def memory_value(files: RemoteFiles, value: bytes) -> tuple[Any, str]:

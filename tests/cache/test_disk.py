@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import tmpfs
+from zarrfs.cache.block_request import BlockOnDisk
 from zarrfs.cache.disk import DiskCache
 from zarrfs.metrics.counters import COUNTS
 from zarrfs.net.versions import TargetVersion
@@ -44,22 +45,22 @@ def content(target: str, version: TargetVersion, start: int, stop: int) -> bytes
 def write(
     cache: DiskCache, start: int, stop: int, target: str = T, version: TargetVersion = ONE
 ) -> None:  # fmt: skip
-    cache.write(target, version, start, content(target, version, start, stop))
+    cache.write(target, start, content(target, version, start, stop), version, time.time())
 
 
 def found(cache: DiskCache, start: int, stop: int, target: str = T, version: TargetVersion = ONE) -> bool:
     """Return whether the cache has a range, and check the bytes: read at once, in a thread, or left on the disk."""
     expected = content(target, version, start, stop)
     with contextlib.suppress(BlockingIOError):
-        data = cache.read(target, version, start, stop, now=True)
-        assert data is None or bytes(data) == expected  # type: ignore[arg-type]
-    large = cache.read(target, version, start, stop, stays=True)
-    if hasattr(large, "name"):
-        part = cache.piece(large, 5, 100)  # type: ignore[arg-type]
+        now = cache.read(target, start, stop, version, now=True)
+        assert now is None or now.block == expected
+    large = cache.read(target, start, stop, version, stays=True)
+    if large is not None and isinstance(large.block, BlockOnDisk):
+        part = cache.piece(large.block, 5, 100)
         assert part is None or bytes(part) == expected[5:105]
-    data = cache.read(target, version, start, stop)
-    assert data is None or bytes(data) == expected  # type: ignore[arg-type]
-    return data is not None
+    stored = cache.read(target, start, stop, version)
+    assert stored is None or (stored.version, stored.block) == (version, expected)
+    return stored is not None
 
 
 def blocks(directory: Path) -> list[Path]:
@@ -109,8 +110,9 @@ def to_a_socket(path: Path) -> None:
 
 
 DAMAGES: dict[str, Callable[[Path], None]] = {
-    **{f"flip {place}": lambda path, place=place: flip(path, place) for place in (0, 5, 9, 17, 5000, -1)},
-    **{f"cut to {length}": lambda path, length=length: os.truncate(path, length) for length in (0, 1, 16, 5000)},
+    **{f"flip {place}": lambda path, place=place: flip(path, place) for place in (0, 5, 13, 22, 30, 40, 300, 505, -1)},
+    **{f"cut to {length}": lambda path, length=length: os.truncate(path, length) for length in (0, 1, 500)},
+    "one shorter": lambda path: os.truncate(path, path.stat().st_size - 1),
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"x") and None,
     "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)) and None,
     "directory": replaced(Path.mkdir),
@@ -139,13 +141,13 @@ def test_a_damaged_block_is_a_miss_and_can_be_written_again(how: str, length: in
 
 @pytest.mark.parametrize("how", DAMAGES)
 def test_a_damaged_version_record_is_a_miss_and_can_be_written_again(how: str, tmp_path: Path) -> None:
-    cache, version = DiskCache(str(tmp_path), SIZE), TargetVersion("e" * 6000, 3)
+    cache, version = DiskCache(str(tmp_path), SIZE), TargetVersion("e" * 400, 3)
     cache.record(T, version, time.time())
-    assert (cache.version(T) or [None])[0] == version
+    assert (cache.said(T) or [None])[0] == version
     DAMAGES[how](blocks(tmp_path)[-1])
-    assert cache.version(T) is None
+    assert cache.said(T) is None
     cache.record(T, version, time.time())
-    assert (cache.version(T) or [None])[0] == version
+    assert (cache.said(T) or [None])[0] == version
 
 
 def test_a_block_in_place_of_another_is_refused(tmp_path: Path) -> None:
@@ -194,8 +196,19 @@ def test_another_target_version_or_range_is_a_miss(tmp_path: Path) -> None:
     assert not found(cache, 0, 1000, version=TWO)
     assert not found(cache, 0, 1000, version=ONE._replace(size=7000))
     assert not found(cache, 0, 1000, T + "x")
-    for start, stop in ((0, 999), (1, 1000), (999, 1001)):
+    assert found(cache, 0, 999), "the beginning of a block"
+    for start, stop in ((0, 1001), (1, 1000), (999, 1001)):
         assert not found(cache, start, stop)
+
+
+def test_a_large_block_that_is_replaced_while_it_is_read_is_not_mixed(tmp_path: Path) -> None:
+    cache = DiskCache(str(tmp_path), SIZE)
+    write(cache, 0, 3 * MIB)
+    stored = cache.read(T, 0, 3 * MIB, stays=True)
+    assert stored is not None
+    assert isinstance(stored.block, BlockOnDisk)
+    write(DiskCache(str(tmp_path), SIZE), 0, 3 * MIB, version=TWO)
+    assert cache.piece(stored.block, 5, 100) is None
 
 
 def test_threads_share_one_cache(tmp_path: Path) -> None:
@@ -226,7 +239,7 @@ def test_reading_creates_no_files_and_a_removed_directory_is_made_again(tmp_path
     errors = COUNTS["disk_errors_total"]
     cache = DiskCache(str(tmp_path / "new"), 1 << 40)
     assert not found(cache, 0, 1000)
-    assert cache.version(T) is None
+    assert cache.said(T) is None
     assert os.listdir(tmp_path) == []
     for _ in range(2):
         write(cache, 0, 1000)
@@ -439,11 +452,11 @@ def test_a_disk_that_becomes_read_only(tmp_path: Path, caplog: pytest.LogCapture
             os.utime(path, (1e9, 1e9))
         subprocess.run(["mount", "-o", "remount,ro", place], check=True)
         cache = DiskCache(str(place / "c"), 1 << 30)
-        assert cache.take("x.lease") is None
+        assert cache.take(T, 0) is None
         write(cache, 1000, 2000)
         cache.record(T, TWO, time.time())
         assert found(cache, 0, 1000)
-        assert (cache.version(T) or [None])[0] == ONE
+        assert (cache.said(T) or [None])[0] == ONE
         assert len(warnings(caplog)) == 1
         assert "read-only file system" in warnings(caplog)[0]
         cache.close()

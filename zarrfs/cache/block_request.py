@@ -50,10 +50,10 @@ class BlockOnDisk:
     _ON_DISK bytes, so that the bound of the cache in memory also bounds the number of such blocks.
     """
 
-    __slots__ = ("length", "name")
+    __slots__ = ("head", "length", "name")
 
-    def __init__(self, name: str, length: int) -> None:
-        self.name, self.length = name, length
+    def __init__(self, name: str, head: bytes, length: int) -> None:
+        self.name, self.head, self.length = name, head, length
 
     def __len__(self) -> int:
         return _ON_DISK

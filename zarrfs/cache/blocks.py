@@ -141,7 +141,6 @@ class Blocks:
             kept = found.tag is not None and len(found.data) > _TINY
             if self._disk is not None and version is not None and kept:
                 self._disk.write(wanted, found.data, version)
-                self._disk.record(wanted, version)
             return entry
 
     async def begin(self, wanted: BlockRequest) -> int | None:

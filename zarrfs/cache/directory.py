@@ -1,6 +1,6 @@
 """A cache directory: files of blocks and blobs, shared by processes and nodes, and bounded in bytes.
 
-    cache_dir/zarrfs-blocks-3/    BLOCKS: a file for each block (disk.py); NAME.lease is the lease on a block
+    cache_dir/zarrfs-blocks-3/    BLOCKS: a file for each block (disk.py); NAME.lease becomes NAME when it is written
     cache_dir/blobs/sha1-9f3c...  a blob of an archive (RFC 10), as in a directory of blobs: without a header
     cache_dir/blobs/.zarrfs-cache a mark: zarrfs has made this directory; any other one is left alone
 
@@ -31,6 +31,7 @@ BACK_OFF = 30.0  # seconds without writes and leases after a failed write, or wi
 TOUCH = 60.0  # seconds: the precision of the time at which a file was last used
 LEFT = 1 << 30  # bytes of the disk that stay free; a tenth of a small one
 _KEPT = re.compile(r"[0-9a-f]{32}|sha1-[0-9a-f]{40}|sha256-[0-9a-f]{64}")
+_LEASE = ".lease"
 _PASSING = re.compile(r"[0-9a-f]{32}\.lease|\..*\.tmp")
 _ABANDONED = 3600.0  # seconds after which a lease or a temporary file was left by a killed process
 _OTHERS = 8 << 20  # bytes that other processes may write while one looks through the directory
@@ -41,7 +42,7 @@ _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # O_NONBLOCK
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class _Handle(int):
+class Handle(int):
     """A descriptor that is closed when no reference to it is left, so never while a thread uses it."""
 
     __slots__ = ()
@@ -62,7 +63,7 @@ class CacheDirectory:
         self.local = False  # on a file system that never waits for a server
         self._resume = 0.0  # monotonic; open_now() opens nothing before
         self._mode = 0o700  # of directories: the users who may write to the cache directory may also write below it
-        self._open: dict[str, _Handle] = {}
+        self._open: dict[str, Handle] = {}
         self._lock = threading.Lock()  # held while the directory is looked through
         self._budget = 0  # bytes that may be written before that
         self._scratch, self._numbers = f".{secrets.token_hex(6)}", itertools.count()
@@ -87,28 +88,32 @@ class CacheDirectory:
             if (now := time.monotonic()) - began > _SLOW:
                 self._resume = now + BACK_OFF
 
-    def write(self, folder: str, name: str, parts: Sequence[Buffer]) -> None:
-        """Write a file, and replace one of the same name. Evict others if there is no room."""
+    def write(self, folder: str, name: str, parts: Sequence[Buffer], lease: Handle | None = None) -> None:
+        """Write a file, and replace one of the same name. Evict others if there is no room.
+
+        `lease`: write into this file of create_lease(), which ends the lease; do nothing if it was removed meanwhile.
+        """
         size = sum(map(len, parts))
         self._make_room(size)
         try:
-            self._write(folder, name, parts)
+            self._write(folder, name, parts, lease)
         except OSError as exc:
             if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             self._make_room(size, full=True)  # other data fill the disk, or a quota is used up
             self._write(folder, name, parts)
 
-    def create(self, name: str) -> bool:
-        """Create an empty file in BLOCKS; return False if it exists."""
-        with contextlib.suppress(FileExistsError):
-            os.close(self._create(self._folder(BLOCKS, make=True), name))
-            return True
-        return False
+    def create_lease(self, name: str) -> Handle:
+        """Create the lease on a block, for write(). Raise FileExistsError if there is one."""
+        return Handle(self._create(self._folder(BLOCKS, make=True), name + _LEASE))
 
-    def stat(self, name: str) -> os.stat_result:
-        """Return lstat(2) of a file in BLOCKS."""
-        return os.stat(name, dir_fd=self._folder(BLOCKS), follow_symlinks=False)
+    def stat_lease(self, name: str) -> os.stat_result:
+        """Return lstat(2) of the lease on a block."""
+        return os.stat(name + _LEASE, dir_fd=self._folder(BLOCKS), follow_symlinks=False)
+
+    def remove_lease(self, name: str) -> None:
+        """Remove the lease on a block, if there is one."""
+        self.remove(BLOCKS, name + _LEASE)
 
     def touch(self, folder: str, name: str) -> None:
         """Mark a file as used now, if its owner may."""
@@ -162,7 +167,7 @@ class CacheDirectory:
         """Yield (folder, name, lstat) of all files, and with the name "." of both directories."""
         for folder in (BLOCKS, BLOBS):
             with contextlib.suppress(FileNotFoundError):
-                own = _Handle(os.open(".", _DIRECTORY, dir_fd=self._folder(folder)))  # with an offset of its own
+                own = Handle(os.open(".", _DIRECTORY, dir_fd=self._folder(folder)))  # with an offset of its own
                 yield folder, ".", os.fstat(own)
                 with os.scandir(own) as entries:
                     for entry in entries:
@@ -175,16 +180,16 @@ class CacheDirectory:
 
     # -- files and directories
 
-    def _write(self, folder: str, name: str, parts: Sequence[Buffer]) -> None:
+    def _write(self, folder: str, name: str, parts: Sequence[Buffer], lease: Handle | None = None) -> None:
         directory = self._folder(folder, make=True)
-        scratch = f"{self._scratch}{next(self._numbers):x}.tmp"
-        file = self._create(directory, scratch)
+        scratch = f"{self._scratch}{next(self._numbers):x}.tmp" if lease is None else name + _LEASE
+        file = Handle(self._create(directory, scratch)) if lease is None else lease
         try:
-            try:
-                write_parts(file, parts)
-            finally:
-                os.close(file)
-            os.rename(scratch, name, src_dir_fd=directory, dst_dir_fd=directory)
+            write_parts(file, parts)
+            if not self.local:
+                os.close(os.dup(file))  # NFS sends the data at a close(2), and reports a full disk then
+            if lease is None or not _is_removed(lease):
+                os.rename(scratch, name, src_dir_fd=directory, dst_dir_fd=directory)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(scratch, dir_fd=directory)
@@ -196,7 +201,7 @@ class CacheDirectory:
             os.fchmod(file, self._mode & 0o666)
         return file
 
-    def _folder(self, folder: str, make: bool = False) -> _Handle:
+    def _folder(self, folder: str, make: bool = False) -> Handle:
         """Return the open directory BLOCKS or BLOBS; with `make`, create a missing one."""
         found = self._open.get(folder)
         if found is not None and make and _is_removed(found):
@@ -206,7 +211,7 @@ class CacheDirectory:
             found = self._open.setdefault(folder, found)  # another thread may have opened it meanwhile
         return found
 
-    def _open_blocks(self, make: bool) -> _Handle:
+    def _open_blocks(self, make: bool) -> Handle:
         path = os.path.join(self.path, BLOCKS)
         if make and not os.path.lexists(path):
             _make_private_directory(self.path)
@@ -214,8 +219,8 @@ class CacheDirectory:
             mode = 0o700 | (0o070 if shared & stat.S_IWGRP else 0) | (0o007 if shared & stat.S_IWOTH else 0)
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, mode)
-                _set_mode(_Handle(os.open(path, _DIRECTORY)), mode)
-        root = _Handle(os.open(path, _DIRECTORY))
+                _set_mode(Handle(os.open(path, _DIRECTORY)), mode)
+        root = Handle(os.open(path, _DIRECTORY))
         status = os.fstat(root)
         if status.st_uid not in (0, os.geteuid()) and not status.st_mode & 0o022:
             raise PermissionError(errno.EACCES, f"{BLOCKS} in it belongs to user {status.st_uid} alone")
@@ -223,14 +228,14 @@ class CacheDirectory:
         self.local = is_local(root)
         return root
 
-    def _open_blobs(self, make: bool) -> _Handle:
+    def _open_blobs(self, make: bool) -> Handle:
         """Return the directory of blobs. Raise OSError if it is not one that zarrfs has made."""
         self._folder(BLOCKS, make)  # for the mode
         path = os.path.join(self.path, BLOBS)
         if make and not os.path.lexists(path):
             scratch = os.path.join(self.path, f"{self._scratch}{next(self._numbers):x}.blobs")
             os.mkdir(scratch, self._mode)
-            made = _Handle(os.open(scratch, _DIRECTORY))
+            made = Handle(os.open(scratch, _DIRECTORY))
             _set_mode(made, self._mode)
             os.close(os.open(MARK, os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=made))
             try:
@@ -239,7 +244,7 @@ class CacheDirectory:
                 os.unlink(MARK, dir_fd=made)
                 os.rmdir(scratch)
         try:
-            found = _Handle(os.open(path, _DIRECTORY))
+            found = Handle(os.open(path, _DIRECTORY))
             os.stat(MARK, dir_fd=found, follow_symlinks=False)
         except OSError as exc:
             code = errno.EEXIST if make else errno.ENOENT
@@ -267,6 +272,6 @@ def _make_private_directory(path: str) -> None:
             os.mkdir(place, 0o700 if place == path else 0o755)
 
 
-def _set_mode(made: _Handle, mode: int) -> None:
+def _set_mode(made: Handle, mode: int) -> None:
     """Set the permission bits of a new directory, regardless of the umask. Keep its set-group-ID bit."""
     os.fchmod(made, mode | os.fstat(made).st_mode & stat.S_ISGID)

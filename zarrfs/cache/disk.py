@@ -1,27 +1,29 @@
 """DiskCache: blocks of targets in a directory that any number of processes and nodes share.
 
-A block is a file whose name is a hash of target, version and range; directory.py writes and evicts the files. The
-process that has created NAME.lease fetches the block, and others wait for it. For users: docs/remote-data.md.
+A block is a file whose name is a hash of its target and offset; directory.py writes and evicts the files. The process
+that has created NAME.lease fetches the block, writes it into that file and renames it; others wait for it. Each file
+says which version of the target its server has reported, and when. A file without data, the version record, says only
+that. For users: docs/remote-data.md.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
-import json
 import logging
 import os
 import stat
 import struct
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import xxhash
 
-from zarrfs.cache.block_request import BlockOnDisk
-from zarrfs.cache.directory import BACK_OFF, BLOCKS, TOUCH, CacheDirectory
+from zarrfs.cache.block_request import Block, BlockOnDisk
+from zarrfs.cache.directory import BACK_OFF, BLOCKS, TOUCH, CacheDirectory, Handle
 from zarrfs.errors import reason_of
 from zarrfs.metrics.counters import COUNTS
 from zarrfs.net.versions import TargetVersion
@@ -31,11 +33,27 @@ from zarrfs.system.localfiles import read_cached
 log = logging.getLogger(__name__)
 
 LARGE = 1 << 20  # bytes: larger blocks are not read on the event loop, and may stay on the disk
-_SCAN = 512 << 10  # bytes of a block that stays on the disk that are verified at a time
-_HEAD = struct.Struct("<4sIQ")  # magic, length, XXH3 of the data, seeded with the name
-_MAGIC = b"zfs3"
+_SCAN = 512 << 10  # bytes that are verified at a time without being kept
+_FIELDS = struct.Struct("<4sdQQQ")  # magic, time, size of the target, length of the data, XXH3 of the data
+_HEAD = 512  # bytes: _FIELDS, the tag of the version, zeros, XXH3 of all these; both are seeded with the name
+_MAGIC = b"zfs4"
 
 T = TypeVar("T")
+
+
+class Stored(NamedTuple):
+    """What a file says: the server reported `version` at the time `seen` (seconds since 1970); and the block of it."""
+
+    version: TargetVersion
+    seen: float
+    block: Block = b""
+
+
+class _Head(NamedTuple):
+    version: TargetVersion
+    seen: float
+    length: int  # bytes of the data
+    check: int
 
 
 class _Damaged(Exception):
@@ -54,31 +72,54 @@ class DiskCache:
 
     def __init__(self, path: str, size: int) -> None:
         self._directory = CacheDirectory(path, size)
+        self._leases: dict[str, Handle] = {}  # the open files of leases that this process holds
         self._resume = 0.0  # monotonic; nothing is written before
         self._reported: set[str] = set()
 
-    def version(self, target: str, now: bool = False) -> tuple[TargetVersion, float] | None:
-        """Return (the version of `target` that its server last reported, when: seconds since 1970), if it is known."""
-        text = self._try(lambda: self._load(_name_of(target), now))
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            about = json.loads(bytes(text or b""))
-            return TargetVersion(about["tag"], about["size"]), float(about["seen"])
-        return None
+    def said(self, target: str, start: int | None = None, now: bool = False) -> Stored | None:
+        """Return what the version record of `target` says; with `start`, what a block there says if that is later."""
+
+        names = [_name_of(target)] if start is None else [_name_of(target), _name_of(target, start)]
+        found = [self._try(functools.partial(self._says, name, now), now) for name in names]
+        return max(filter(None, found), key=lambda one: one.seen, default=None)
+
+    def _says(self, name: str, now: bool) -> Stored:
+        with self._opened(name, now) as (_, raw, size):
+            head = _unpack(name, raw, size)
+        return Stored(head.version, head.seen)
 
     def record(self, target: str, version: TargetVersion, seen: float) -> None:
         """Record that the server of `target` reported this version at the time `seen` (seconds since 1970)."""
-        self._put(_name_of(target), json.dumps({**version._asdict(), "seen": seen}).encode())
+        self._put(_name_of(target), b"", version, seen)
 
     def read(
-        self, target: str, version: TargetVersion, start: int, stop: int, now: bool = False, stays: bool = False
-    ) -> Buffer | BlockOnDisk | None:  # fmt: skip
-        """Return the bytes [start, stop) of `target`, verified; None if there is no block of exactly these bytes.
+        self, target: str, start: int, stop: int, version: TargetVersion | None = None, now: bool = False,
+        stays: bool = False,
+    ) -> Stored | None:  # fmt: skip
+        """Return the bytes [start, stop) of `target`, verified: of `version`, or of any one.
 
-        `stays`: return a large block as a BlockOnDisk, if the directory is on a local file system.
+        Fewer at its end; None if there is no block of them at `start`. `stays`: return a large block as a BlockOnDisk,
+        if the directory is on a local file system.
         """
-        name = _name_of(target, version, start, stop)
-        large = stays and stop - start > LARGE and self._directory.local
-        found = self._try(lambda: self._verify(name) if large else self._load(name, now))
+        name = _name_of(target, start)
+
+        def load() -> Stored | None:
+            with self._opened(name, now) as (file, raw, size):
+                head = _unpack(name, raw, size)
+                kept, end = min(stop - start, head.length), min(stop, head.version.size)
+                if version not in (None, head.version) or start + kept < end:
+                    return None
+                if now and head.length > LARGE:
+                    raise BlockingIOError(errno.EAGAIN, "too large")
+                large = stays and kept > LARGE and self._directory.local
+                data: Buffer = b""
+                if not large:
+                    data = read_cached(file, _HEAD, kept) if now else read_all(file, kept, _HEAD)
+                if len(data) != (0 if large else kept) or _check(name, file, data, head.length, now) != head.check:
+                    raise _Damaged(name)
+            return Stored(head.version, head.seen, BlockOnDisk(name, raw, kept) if large else data)
+
+        found = self._try(load, now)
         if found is not None:
             COUNTS["disk_hits_total"] += 1
         return found
@@ -89,8 +130,8 @@ class DiskCache:
         Those that are not would be read from the disk again, unverified. Never waits for the disk.
         """
         try:
-            with self._opened(block.name, now=True) as (file, _):
-                data = read_cached(file, _HEAD.size + at, length)
+            with self._opened(block.name, now=True) as (file, raw, _):
+                data = read_cached(file, _HEAD + at, length) if raw == block.head else b""
         except (OSError, _Damaged):
             return None
         return data if len(data) == length else None
@@ -99,47 +140,63 @@ class DiskCache:
         """Return whether to write a block of `size` bytes: it is not too large, and no write has just failed."""
         return time.monotonic() >= self._resume and self._directory.fits(size)
 
-    def write(self, target: str, version: TargetVersion, start: int, data: Buffer) -> None:
-        """Write `data`, the bytes of `target` from `start` on. Drop it if there is no room."""
-        self._put(_name_of(target, version, start, start + len(data)), data)
+    def write(self, target: str, start: int, data: Buffer, version: TargetVersion, seen: float) -> None:
+        """Write `data`, the bytes of `target` from `start` on, and end the lease on it; drop it without room."""
+        self._put(_name_of(target, start), data, version, seen)
 
     def close(self) -> None:
-        """Close the files."""
+        """Release all leases, and close the files."""
+        for name in list(self._leases):
+            self._release(name)
         self._directory.close()
 
     # -- leases
 
-    def take(self, lease: str) -> bool | None:
-        """Take a lease; return False if another process holds it, None if none can be taken now."""
+    def take(self, target: str, start: int) -> bool | None:
+        """Take the lease on a block; return False if another holds it, None if none can be taken now."""
         if time.monotonic() < self._resume:
             return None
+        name = _name_of(target, start)
         try:
-            return self._directory.create(lease)
+            self._leases[name] = self._directory.create_lease(name)
+        except FileExistsError:
+            return False
         except OSError as exc:
             self._failed(exc)
             return None
+        return True
 
-    def holder(self, lease: str) -> tuple[int, int] | None:
-        """Return what distinguishes the holder of a lease from others; None if nobody holds it."""
+    def holder(self, target: str, start: int) -> tuple[int, int] | None:
+        """Return what distinguishes the holder of a lease from others, and changes as it writes; None without one."""
         try:
-            status = self._directory.stat(lease)
+            status = self._directory.stat_lease(_name_of(target, start))
         except OSError:
             return None
         return status.st_ino, status.st_mtime_ns
 
-    def release(self, lease: str) -> None:
-        """Release a lease of this or another process."""
-        self._directory.remove(BLOCKS, lease)
+    def release(self, target: str, start: int) -> None:
+        """Release a lease, if this process holds it still."""
+        self._release(_name_of(target, start))
+
+    def break_lease(self, target: str, start: int) -> None:
+        """Remove the lease of a holder that is too slow."""
+        self._directory.remove_lease(_name_of(target, start))
+
+    def _release(self, name: str) -> None:
+        if self._leases.pop(name, None) is not None:
+            self._directory.remove_lease(name)
 
     # -- files
 
-    def _try(self, read: Callable[[], T]) -> T | None:
+    def _try(self, read: Callable[[], T], now: bool) -> T | None:
         """Return the result of `read`; None if the file is absent, damaged or cannot be read."""
         try:
             return read()
         except BlockingIOError:
             raise
         except _Damaged as exc:
+            if now:
+                raise BlockingIOError(errno.EAGAIN, "not in memory, or damaged") from None
             COUNTS["disk_errors_total"] += 1
             self._directory.remove(BLOCKS, str(exc))
         except OSError as exc:
@@ -147,31 +204,9 @@ class DiskCache:
                 self._report(exc, "some blocks cannot be read")
         return None
 
-    def _load(self, name: str, now: bool) -> Buffer:
-        """Return the verified bytes of a file. Raise OSError or _Damaged."""
-        with self._opened(name, now) as (file, size):
-            whole = read_cached(file, 0, size) if now else read_all(file, size, 0)
-        data = memoryview(whole)[_HEAD.size :]
-        if len(whole) < size or not _is_right(name, whole, xxhash.xxh3_64_intdigest(data, _seed(name)), size):
-            raise BlockingIOError(errno.EAGAIN, "not in memory, or damaged") if now else _Damaged(name)
-        return data
-
-    def _verify(self, name: str) -> BlockOnDisk:
-        """Verify a file without keeping its bytes. Raise OSError or _Damaged."""
-        digest, buffer = xxhash.xxh3_64(seed=_seed(name)), memoryview(unfilled(_SCAN))
-        with self._opened(name) as (file, size):
-            head = os.pread(file, _HEAD.size, 0)
-            at = len(head)
-            while at < size and (count := os.preadv(file, [buffer[: size - at]], at)):
-                digest.update(buffer[:count])
-                at += count
-        if at < size or not _is_right(name, head, digest.intdigest(), size):
-            raise _Damaged(name)
-        return BlockOnDisk(name, size - _HEAD.size)
-
     @contextlib.contextmanager
-    def _opened(self, name: str, now: bool = False) -> Iterator[tuple[int, int]]:
-        """Open a file and mark it as used; yield (descriptor, bytes of the file). Raise OSError or _Damaged."""
+    def _opened(self, name: str, now: bool = False) -> Iterator[tuple[int, bytes, int]]:
+        """Open a file, mark it as used; yield (descriptor, its head, bytes of data). Raise OSError or _Damaged."""
         try:
             file = self._directory.open_now(name) if now else self._directory.open(name)
         except OSError as exc:
@@ -180,22 +215,24 @@ class DiskCache:
             raise
         try:
             status = os.fstat(file)
-            if not stat.S_ISREG(status.st_mode) or status.st_size < _HEAD.size:
+            if not stat.S_ISREG(status.st_mode) or status.st_size < _HEAD:
                 raise _Damaged(name)
             if time.time() - status.st_mtime > TOUCH:
                 if now:
                     raise BlockingIOError(errno.EAGAIN, "its times are to be changed")
                 self._directory.touch(BLOCKS, name)
-            yield file, status.st_size
+            raw = bytes(read_cached(file, 0, _HEAD)) if now else os.pread(file, _HEAD, 0)
+            yield file, raw, status.st_size - _HEAD
         finally:
             os.close(file)
 
-    def _put(self, name: str, data: Buffer) -> None:
-        if not self.keeps(len(data)):
+    def _put(self, name: str, data: Buffer, version: TargetVersion, seen: float) -> None:
+        head = _pack(name, data, version, seen)
+        if head is None or not self.keeps(len(data)):
             return
-        head = _HEAD.pack(_MAGIC, len(data), xxhash.xxh3_64_intdigest(data, _seed(name)))
         try:
-            self._directory.write(BLOCKS, name, [head, data])
+            self._directory.write(BLOCKS, name, [head, data], self._leases.get(name))
+            self._leases.pop(name, None)
         except IsADirectoryError:
             pass
         except OSError as exc:
@@ -215,21 +252,44 @@ class DiskCache:
             log.warning("cache_dir=%s: %s; %s", self._directory.path, reason, outcome)
 
 
-def lease_name(target: str, start: int, stop: int) -> str:
-    """Return the name of the lease on a block. It contains no version, which may be unknown before the fetch."""
-    return _name_of(target, start, stop) + ".lease"
-
-
-def _name_of(target: str, *more: TargetVersion | int) -> str:
-    """Return the name of the file for a range of a target in a version; without `more`, for its version record."""
-    return hashlib.blake2b(repr((target, *more)).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+def _name_of(target: str, *start: int) -> str:
+    """Return the name of the file for the block of a target at `start`; without it, for its version record."""
+    return hashlib.blake2b(repr((target, *start)).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def _seed(name: str) -> int:
-    """Return a part of the checksum, so that a block in place of another is damaged."""
+    """Return a part of the checksums, so that a block in place of another is damaged."""
     return int(name[:16], 16)
 
 
-def _is_right(name: str, head: Buffer, check: int, size: int) -> bool:
-    """Return whether a file of `size` bytes that begins with `head` has the header for this checksum."""
-    return bytes(head[: _HEAD.size]) == _HEAD.pack(_MAGIC, (size - _HEAD.size) & 0xFFFFFFFF, check)
+def _pack(name: str, data: Buffer, version: TargetVersion, seen: float) -> bytes | None:
+    """Return the head of a file; None if the tag of the version is too long for it."""
+    check = xxhash.xxh3_64_intdigest(data, _seed(name))
+    fields = _FIELDS.pack(_MAGIC, seen, version.size, len(data), check)
+    head = (fields + version.tag.encode("utf-8", "surrogatepass")).ljust(_HEAD - 8, b"\0")
+    return head + xxhash.xxh3_64_digest(head, _seed(name)) if len(head) == _HEAD - 8 else None
+
+
+def _unpack(name: str, raw: bytes, size: int) -> _Head:
+    """Return what the head of a file of `size` bytes of data says. Raise _Damaged."""
+    head = raw[:-8]
+    if raw[-8:] != xxhash.xxh3_64_digest(head, _seed(name)) or not raw.startswith(_MAGIC):
+        raise _Damaged(name)
+    _, seen, whole, length, check = _FIELDS.unpack_from(head)
+    if length != size:
+        raise _Damaged(name)
+    tag = head[_FIELDS.size :].rstrip(b"\0").decode("utf-8", "surrogatepass")
+    return _Head(TargetVersion(tag, whole), seen, length, check)
+
+
+def _check(name: str, file: int, data: Buffer, length: int, now: bool) -> int:
+    """Return the checksum of `length` bytes that begin with `data`; read the others from the file. Raise OSError."""
+    digest, at = xxhash.xxh3_64(data, _seed(name)), len(data)
+    buffer = memoryview(unfilled(min(_SCAN, length - at)))
+    while at < length:
+        count = os.preadv(file, [buffer[: length - at]], _HEAD + at, os.RWF_NOWAIT if now else 0)
+        if not count:
+            break
+        digest.update(buffer[:count])
+        at += count
+    return digest.intdigest()

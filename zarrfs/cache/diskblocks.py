@@ -1,6 +1,7 @@
 """Blocks on the disk: find those of a target's pinned version, and take leases on the others before fetching them.
 
-The name of a block contains the version of its target. If another process with the same cache directory is fetching a
+A block of another version than the pinned one is absent. If none is pinned, the version that was reported last counts:
+that of the target's version record, or of the block. If another process with the same cache directory is fetching a
 block, wait for it. Blocks are written by a thread, in the order in which they came.
 """
 
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import trio
 
 from zarrfs.cache.block_request import Block, BlockOnDisk, BlockRequest
-from zarrfs.cache.disk import LARGE, DiskCache, lease_name
+from zarrfs.cache.disk import LARGE, DiskCache, Stored
 from zarrfs.cache.pins import Pins, Target
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import PassLimit, in_background
@@ -41,16 +42,15 @@ _USUAL, _SLOW, _SLOW_LEAST = 1.5, 10, 5.0
 
 
 class _Found(NamedTuple):
-    """A block, or the units that contain it, as found on the disk. Unless `fresh`, ask the server for its version."""
+    """A block, or the units that contain it, as found on the disk.
 
-    version: TargetVersion | None
-    fresh: bool
+    If no version was pinned, the server reported theirs at the time `seen` (seconds since 1970).
+    """
+
+    version: TargetVersion
+    seen: float | None
     block: Block | None
     parts: list[Block]
-
-    @property
-    def nothing(self) -> bool:
-        return self.block is None and not self.parts
 
 
 def queue_size(options: Options) -> int:
@@ -80,14 +80,12 @@ class DiskBlocks:
         self._put = self._done = 0  # bytes that were queued, counted by the loop, and written, by the thread
         self._idle = trio.Event()
         self._idle.set()
-        self._closed = False
 
     async def aclose(self) -> None:
         """Write queued blocks, for at most a few seconds, and close the cache."""
-        self._closed = True
         with trio.move_on_after(_CLOSING):
             await self._idle.wait()
-        self._cache.close()
+            await trio.to_thread.run_sync(self._cache.close, abandon_on_cancel=True)
 
     # -- reading
 
@@ -107,15 +105,22 @@ class DiskBlocks:
         version = self._pins.version(wanted)
         if version is not None or self._pins.has_no_version(wanted):
             return version
-        version, fresh = await self._recorded_soon(wanted)
-        if version is None or fresh:
-            return version
+        said = await self._said(wanted)
+        if said is None or self._is_fresh(wanted, said.version, said.seen):
+            return said and said.version
         await self._pins.confirm(wanted, trio.current_time())
         return self._pins.version(wanted)
 
     async def knows(self, wanted: BlockRequest) -> bool:
         """Return whether blocks of a target may be on the disk, of whatever version."""
-        return (await self._recorded_soon(wanted))[0] is not None
+        return await self._said(wanted) is not None
+
+    async def _said(self, wanted: BlockRequest) -> Stored | None:
+        target = self._target(wanted)
+        try:
+            return self._cache.said(target, wanted.start, now=True)
+        except BlockingIOError:
+            return await self._in_thread(lambda: self._cache.said(target, wanted.start))
 
     async def find_now(self, wanted: BlockRequest) -> Block | None:
         """Return the block if the page cache has it; otherwise, or if it is too large, None."""
@@ -127,8 +132,9 @@ class DiskBlocks:
             found = self._look(self._target(wanted), wanted, self._pins.version(wanted), now=True)
         except BlockingIOError:
             return None
-        usable = found.block is not None and found.fresh and self._is_pinned(wanted, found.version)
-        return found.block if usable else None
+        if found is None or not self._is_fresh(wanted, found.version, found.seen):
+            return None
+        return found.block if self._is_pinned(wanted, found) else None
 
     @contextlib.asynccontextmanager
     async def find(
@@ -146,28 +152,28 @@ class DiskBlocks:
             yield None, []
             return
         target, version = self._target(wanted), self._pins.version(wanted)
-        lease = lease_name(target, wanted.start, wanted.stop) if wanted.stop - wanted.start >= _LEASED else None
 
-        def look() -> tuple[_Found, bool | None]:
+        def look() -> tuple[_Found | None, bool | None]:
             found, held = self._look(target, wanted, version, units, stays=stays), None
-            if found.nothing and lease is not None:
-                held = self._cache.take(lease)
+            if found is None and wanted.stop - wanted.start >= _LEASED:
+                held = self._cache.take(target, wanted.start)
                 if held:  # the last holder may have written it meanwhile
                     found = self._look(target, wanted, version, units, stays=stays)
             return found, held
 
         found, held = await self._in_thread(look, together)
-        if held is False and lease is not None:
-            found, held = await self._wait(lease, look)
+        if held is False:
+            found, held = await self._wait(target, wanted.start, look)
         try:
-            yield (found.block, found.parts) if await self._may_use(wanted, found) else (None, [])
+            usable = found is not None and await self._may_use(wanted, found)
+            yield (found.block, found.parts) if found is not None and usable else (None, [])
         finally:
-            if held:
-                self._later(0, self._cache.release, lease)  # when the block is on the disk
+            if held:  # and the block was not written
+                self._later(0, self._cache.release, target, wanted.start)
 
     async def _wait(
-        self, lease: str, look: Callable[[], tuple[_Found, bool | None]]
-    ) -> tuple[_Found, bool | None]:  # fmt: skip
+        self, target: str, start: int, look: Callable[[], tuple[_Found | None, bool | None]]
+    ) -> tuple[_Found | None, bool | None]:  # fmt: skip
         """Repeat look() until it finds the block or takes the lease. Remove the lease of a holder that is too slow."""
         began = since = trio.current_time()
         holder, patience = None, self._patience()
@@ -177,11 +183,11 @@ class DiskBlocks:
             now = trio.current_time()
             if held is not False or now - began > 2 * patience:
                 return found, held
-            another = await self._in_thread(lambda: self._cache.holder(lease))
+            another = await self._in_thread(lambda: self._cache.holder(target, start))
             if another != holder:
                 holder, since = another, now
             elif now - since >= patience:  # it was killed, or is stopped
-                await self._in_thread(lambda: self._cache.release(lease))
+                await self._in_thread(lambda: self._cache.break_lease(target, start))
 
     def _patience(self) -> float:
         """Return the seconds after which a lease holder is too slow to wait for."""
@@ -191,48 +197,26 @@ class DiskBlocks:
     def _look(
         self, target: str, wanted: BlockRequest, version: TargetVersion | None, units: Sequence[BlockRequest] = (),
         now: bool = False, stays: bool = False,
-    ) -> _Found:  # fmt: skip
-        """Look for a block, or the units that contain it, of a version; None: the one that the server last reported.
+    ) -> _Found | None:  # fmt: skip
+        """Look for a block, or the units that contain it, of a version; None: the one that was reported last.
 
         `now`: raise BlockingIOError instead of waiting for the disk.
         """
-        fresh, block = True, None
-        parts: list[Block] = []
-        if version is None:
-            version, fresh = self._recorded(target, wanted, now)
-        if version is not None:
-            block = self._read(target, wanted, version, now, stays)
-            for unit in units if block is None else ():
-                part = self._read(target, unit, version, now)
-                if part is None:
-                    parts = []
-                    break
-                parts.append(part)
-        return _Found(version, fresh, block, parts)
-
-    def _read(
-        self, target: str, wanted: BlockRequest, version: TargetVersion, now: bool, stays: bool = False
-    ) -> Block | None:  # fmt: skip
-        stop = min(wanted.stop, version.size)
-        if stop <= wanted.start:
+        block = self._cache.read(target, wanted.start, wanted.stop, version, now, stays)
+        stored = [] if block is None else [block]
+        for unit in units if block is None else ():
+            part = self._cache.read(target, unit.start, unit.stop, version, now)
+            if part is None:
+                return None
+            stored.append(part)
+        seen = None
+        if stored and version is None:
+            record = self._cache.said(target, now=now)
+            version, seen, _ = max(stored if record is None else [*stored, record], key=lambda one: one.seen)
+        if version is None or not stored or any(one.version != version for one in stored):
             return None
-        return self._cache.read(target, version, wanted.start, stop, now, stays)
-
-    async def _recorded_soon(self, wanted: BlockRequest) -> tuple[TargetVersion | None, bool]:
-        target = self._target(wanted)
-        try:
-            return self._recorded(target, wanted, now=True)
-        except BlockingIOError:
-            return await self._in_thread(lambda: self._recorded(target, wanted))
-
-    def _recorded(self, target: str, wanted: BlockRequest, now: bool = False) -> tuple[TargetVersion | None, bool]:
-        """Return (the version that the server of a target last reported, whether to use it without asking again)."""
-        found = self._cache.version(target, now)
-        if found is None:
-            return None, True
-        version, seen = found
-        fresh = max(time.time() - _VALID, self.options.asked_since) < seen < time.time() + _SKEW
-        return version, fresh and not self._pins.is_longer(wanted.at, version.size)
+        found = [one.block for one in stored]
+        return _Found(version, seen, found[0], []) if block is not None else _Found(version, seen, None, found)
 
     async def _pass_with(self, length: int) -> None:
         """Wait for a pass of the loop that has room for reading `length` bytes from the page cache."""
@@ -241,13 +225,19 @@ class DiskBlocks:
 
     async def _may_use(self, wanted: BlockRequest, found: _Found) -> bool:
         """Return whether the blocks are of the pinned version; if it was reported too long ago, ask the server."""
-        if found.nothing or not (found.fresh or await self._pins.confirm(wanted, trio.current_time())):
-            return False
-        return self._is_pinned(wanted, found.version)
+        fresh = self._is_fresh(wanted, found.version, found.seen)
+        return (fresh or await self._pins.confirm(wanted, trio.current_time())) and self._is_pinned(wanted, found)
 
-    def _is_pinned(self, wanted: BlockRequest, version: TargetVersion | None) -> bool:
-        """Return whether blocks of this version may be used; if no version is pinned or expected, pin this one."""
-        return version is not None and (wanted.expected is not None or self._pins.put(wanted.at, version) == version)
+    def _is_fresh(self, wanted: BlockRequest, version: TargetVersion, seen: float | None) -> bool:
+        """Return whether to use a version that was reported at the time `seen` without asking the server again."""
+        if seen is None:
+            return True
+        recent = max(time.time() - _VALID, self.options.asked_since) < seen < time.time() + _SKEW
+        return recent and not self._pins.is_longer(wanted.at, version.size)
+
+    def _is_pinned(self, wanted: BlockRequest, found: _Found) -> bool:
+        """Return whether the blocks may be used; if no version is pinned or expected, pin theirs."""
+        return wanted.expected is not None or self._pins.put(wanted.at, found.version) == found.version
 
     def _target(self, wanted: BlockRequest) -> str:
         """Return the identity of a target, from a table because computing it costs more."""
@@ -283,7 +273,7 @@ class DiskBlocks:
         room = self._put - self._done + size <= max(self._queue_max, size)
         queued = size > 0 and room and self._cache.keeps(size)
         if queued:
-            self._later(size, self._cache.write, self._target(wanted), version, wanted.start, data)
+            self._later(size, self._cache.write, self._target(wanted), wanted.start, data, version, time.time())
         return queued
 
     def record(self, wanted: BlockRequest, version: TargetVersion) -> None:
@@ -291,11 +281,7 @@ class DiskBlocks:
         self._later(0, self._cache.record, self._target(wanted), version, time.time())
 
     def _later(self, size: int, job: Callable[..., None], *args: Any) -> None:
-        """Do a job in the thread that writes; after aclose(), here, for it is the release of a lease."""
-        if self._closed:
-            if job == self._cache.release:
-                job(*args)
-            return
+        """Do a job in the thread that writes."""
         self._jobs.append((size, job, args))
         self._put += size
         if self._idle.is_set():
