@@ -63,7 +63,8 @@ def compile_document(document: JsonDocument, compilation: Compilation) -> None:
     if not isinstance(head, dict):
         raise compilation.refuse(f"a reference set is a JSON object, not {json_type(head)}")
     entries = _Entries(compilation)
-    if "version" in head or "version" in document.members(("version",), SLICED_MEMBERS):
+    # without any member of version 1 at its beginning, it is of version 0, and is not searched for its version
+    if "version" in head or (not _MEMBERS.isdisjoint(head) and document.members(("version",), SLICED_MEMBERS)):
         _Version1(document, entries, compilation).compile()
     else:
         urls = _Urls(compilation.writer, None)
@@ -73,6 +74,8 @@ def compile_document(document: JsonDocument, compilation: Compilation) -> None:
                     'refs: without "version" this is a set of version 0, and refs a file in it; '
                     'a set of version 1 says "version": 1'
                 )
+            if "version" in part.values:
+                raise compilation.refuse("comes behind entries of a set of version 0, which has no version", "version")
             entries.add(part.values.items(), urls)
     entries.finish()
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import gc
 import hashlib
 import importlib
+import itertools
 import json
 import os
 import signal
@@ -234,9 +234,8 @@ def _write(document: Document, options: Options, path: str, content: bytes) -> d
 
 
 def _detect(document: JsonDocument, options: Options) -> tuple[str, Callable[[JsonDocument, Compilation], None]]:
-    views: tuple[Callable[[], Any], ...] = (functools.partial(document.head, SLICED_MEMBERS), document.whole)
-    for view in views:
-        known = view()
+    parts = (values if member is None else {member: values} for member, values in document.slices(SLICED_MEMBERS))
+    for known in itertools.chain((document.head(SLICED_MEMBERS),), parts):
         for kind, module_name in DOCUMENT_KINDS.items():
             if options.type in (None, kind):
                 module = importlib.import_module(module_name)
