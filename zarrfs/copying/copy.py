@@ -1,7 +1,7 @@
 """Copies of a store to a directory. One walk finds the entries, threads write them a batch at a time.
 
-A thread reads by itself what is on this machine: files, inline values, and blobs in directories. Other values are
-fetched on the event loop, many at a time, and then written by a thread. Each file appears under its name when it is
+A thread copies files of this machine by itself. Other values are fetched on the event loop, many at a time. A thread
+writes the small ones of a batch; large ones are written in pieces. Each file appears under its name when it is
 complete, and one that has the kind, size and time of its entry is not written again: a copy that was killed is resumed
 by running it again, without notes about it anywhere.
 """
@@ -14,7 +14,7 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import trio
@@ -33,10 +33,9 @@ from zarrfs.copying.target_directory import (
     is_special,
 )
 from zarrfs.errors import ReadError, SourceError, StoreError, ZarrfsError, internal_error, reason_of
-from zarrfs.store.api import Info, Kind, Part, Store, Value, join_key
+from zarrfs.store.api import Info, Kind, Store, Value, join_key
 from zarrfs.store.destination import sync_file_system
 from zarrfs.store.directory import FileSystemStore
-from zarrfs.store.index import IndexStore
 from zarrfs.store.keyglobs import Picking
 from zarrfs.store.traversal import check_length, extents
 from zarrfs.store.values import open_sized
@@ -48,11 +47,11 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 LARGE = 8 << 20  # bytes: a larger value that must be fetched is fetched and written in pieces
-_BATCH, _BATCH_BYTES = 128, LARGE  # entries, and bytes, that a thread writes in one call
-_IN_FLIGHT = 6  # batches at the same time; the threads write _THREADS of them
+_BATCH, _BATCH_BYTES = 64, LARGE  # entries, and bytes, that a thread writes in one call
+_IN_FLIGHT, _AT_ONCE = 6, 32  # batches at the same time, and values of each that are fetched at the same time
 _THREADS = min(4, os.cpu_count() or 1)
-_MEMORY = 64 << 20  # bytes that are fetched and not written yet
-_UNKNOWN = 256 << 10  # bytes assumed for a value of unknown size
+_MEMORY = 64 << 20  # bytes of pieces of large values that are fetched and not written yet
+_UNKNOWN = 256 << 10  # bytes assumed for a value of unknown size; it counts as large if it has more
 _PIECE, _PIECES = 4 << 20, 4  # bytes of a request for a part of a large value; requests at the same time
 _FAILURES_KEPT = 1000
 
@@ -77,7 +76,14 @@ class _Item:
     folder: Folder
     key: str
     info: Info
-    parts: Sequence[Part] | None = None  # its bytes, once they are fetched
+    value: Value | None = None  # open, if it must be fetched
+    parts: list[tuple[int, Buffer]] | None = None  # (start, bytes) of a small value that was fetched
+    large: bool = False  # whether `value` is to be copied in pieces
+
+    @property
+    def ready(self) -> bool:
+        """Whether a thread can write the bytes of `value`."""
+        return self.parts is not None or (self.value is not None and self.value.fileno() is not None)
 
 
 async def copy_store(
@@ -112,7 +118,6 @@ class _Copier:
     ) -> None:
         self._store, self._target, self._report, self._picking, self._share = store, target, report, picking, share
         self._files = store if isinstance(store, FileSystemStore) else None
-        self._index = store if isinstance(store, IndexStore) else None
         self._threads = trio.CapacityLimiter(_THREADS)
         self._slots = trio.Semaphore(_IN_FLIGHT)
         self._budget = MemoryBudget(_MEMORY)
@@ -128,16 +133,10 @@ class _Copier:
         if self._picking.everything and (usage := await self._store.usage()).counted:
             self._report.expected_files = usage.files // self._share.count
             self._report.expected_bytes = usage.bytes // self._share.count
-        send, receive = trio.open_memory_channel[tuple[_Item, int]](_BATCH)
         with self._scope:
-            async with trio.open_nursery() as writers:
-                for _ in range(_THREADS):
-                    writers.start_soon(self._write_fetched, receive.clone())
-                receive.close()
-                async with send, trio.open_nursery() as nursery:
-                    self._nursery, self._fetched = nursery, send
-                    await self._walk(root)
-                    await self._flush()
+            async with trio.open_nursery() as self._nursery:
+                await self._walk(root)
+                await self._flush()
             await self._in_thread(self._finish)
         if self._fatal is not None:
             raise self._fatal
@@ -198,11 +197,27 @@ class _Copier:
         try:
             if missing := await self._in_thread(self._write, batch):
                 await self._store.prefetch([item.key for item in missing])
-                async with trio.open_nursery() as nursery:
-                    for item in missing:
-                        nursery.start_soon(self._fetch, item)
+                await self._each(self._fetch, missing)
+                await self._in_thread(self._write, [item for item in missing if item.ready])
+                await self._each(self._copy_large, [item for item in missing if item.large])
         finally:
+            for item in batch:
+                if item.value is not None:
+                    item.value.close()
             self._slots.release()
+
+    async def _each(self, function: Callable[[_Item], Awaitable[None]], items: Sequence[_Item]) -> None:
+        """Await `function` of all items, some of them concurrently, and note failures."""
+
+        async def work(items: Iterator[_Item]) -> None:
+            for item in items:
+                try:
+                    await function(item)
+                except Exception as exc:
+                    self._fail(item.key, exc)
+
+        iterator = iter(items)  # one for all tasks
+        await for_each(work, [iterator] * min(_AT_ONCE, len(items)))
 
     async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
         found = await trio.to_thread.run_sync(function, *args, limiter=self._threads)
@@ -234,19 +249,17 @@ class _Copier:
     def _write(self, batch: Sequence[_Item]) -> list[_Item]:
         """Write a batch; return the items whose bytes must be fetched first."""
         missing: list[_Item] = []
-        for folder, group in itertools.groupby(batch, lambda item: item.folder):
+        for folder, items in itertools.groupby(batch, lambda item: item.folder):
             trio.from_thread.check_cancelled()
-            items = list(group)
             directory = self._open(folder)
             if directory is None:
                 continue
             try:
-                local = self._local_parts(folder, items)
                 for item in items:
                     if self._fatal is not None:
                         break
                     try:
-                        if not self._write_one(directory, item, local):
+                        if not self._write_one(directory, item):
                             missing.append(item)
                     except Exception as exc:
                         self._fail(item.key, exc)
@@ -273,72 +286,44 @@ class _Copier:
                 return None
         return found
 
-    def _local_parts(self, folder: Folder, items: Sequence[_Item]) -> dict[str, list[Part] | None]:
-        names = [item.info.name for item in items if item.parts is None and item.info.kind is Kind.FILE]
-        return {} if self._index is None or not names else self._index.parts_in(folder.key, names)
-
-    def _write_one(self, directory: int, item: _Item, local: dict[str, list[Part] | None]) -> bool:
+    def _write_one(self, directory: int, item: _Item) -> bool:
         """Write one entry; return False if its bytes must be fetched first."""
         info, folder = item.info, item.folder
         there = self._target.compare(directory, folder, info)
         if is_special(info):
-            if there is Existing.SAME:
-                self._target.dress_special(directory, info)
-            else:
+            if there is not Existing.SAME:
                 self._target.make_special(directory, folder, info, there)
+            self._target.dress_special(directory, info)
             return True
-        if there is Existing.SAME:
-            self._count(1)
-            return True
-        if self._files is not None:
-            source = self._files.open_file(item.key, info)
-            try:
-                self._write_file(directory, item, there, source)
-            finally:
-                os.close(source)
-            return True
-        parts = local.get(info.name) if item.parts is None else item.parts
-        contents = None if parts is None else self._contents(parts)
-        if contents is None:
-            return False
-        file = create(directory, folder, info)
-        try:
-            end = 0
-            for start, data in contents:
-                end = write_all(file.descriptor, data, start)
-            if end != info.size:
-                os.ftruncate(file.descriptor, info.size or 0)
-            self._target.place(file, directory, folder, info, there)
-        finally:
-            file.close()
-        self._count(1, sum(len(data) for _, data in contents))
+        if there is not Existing.SAME:
+            if not item.ready and self._files is None:
+                return False
+            with contextlib.ExitStack() as stack:
+                source = item.value.fileno() if item.value is not None else None
+                if not item.ready and self._files is not None:
+                    source = self._files.open_file(item.key, info)
+                    stack.callback(os.close, source)
+                file = stack.enter_context(contextlib.closing(create(directory, folder, info)))
+                if source is not None:
+                    copy_data(source, file.descriptor, item.key, self._copied)
+                else:
+                    self._write_parts(file.descriptor, item.parts or (), info.size or 0)
+                self._target.place(file, directory, folder, info, there)
+        self._count(1)
         return True
 
-    def _write_file(self, directory: int, item: _Item, there: Existing, source: int) -> None:
-        """Write an entry whose bytes are those of the open file `source`."""
-        with contextlib.closing(create(directory, item.folder, item.info)) as file:
-            copy_data(source, file.descriptor, item.key, self._copied)
-            self._target.place(file, directory, item.folder, item.info, there)
-        self._count(1)
+    def _write_parts(self, to: int, parts: Sequence[tuple[int, Buffer]], size: int) -> None:
+        end = 0
+        for start, data in parts:
+            end = write_all(to, data, start)
+            self._count(size=len(data))
+        if end != size:
+            os.ftruncate(to, size)
 
     def _copied(self, count: int) -> None:
         if count >= _PIECE:
             trio.from_thread.check_cancelled()
         self._count(size=count)
-
-    def _contents(self, parts: Sequence[Part]) -> list[tuple[int, Buffer]] | None:
-        """Return (start, verified bytes) of parts; None if the bytes of a part must be fetched."""
-        contents: list[tuple[int, Buffer]] = []
-        for part in parts:
-            data = part.data
-            if data is None:
-                assert self._index is not None
-                data = self._index.blob(part.url)
-                if data is None:
-                    return None
-                data = data[part.offset : part.offset + part.length]
-            contents.append((part.start, data))
-        return contents
 
     def _finish(self) -> None:
         for folder in reversed(self._folders):
@@ -356,95 +341,38 @@ class _Copier:
     # -- bytes that must be fetched
 
     async def _fetch(self, item: _Item) -> None:
-        """Fetch a value, and write it or pass it on to _write_fetched()."""
-        try:
-            info = item.info
-            opening = self._store.open(item.key) if info.size is None else open_sized(self._store, item.key, info.size)
-            with contextlib.closing(await opening) as value:
-                time = value.info.mtime_ns if info.mtime_ns is None else info.mtime_ns
-                item.info = info._replace(size=value.size, mtime_ns=time)
-                known = item.info != info and item.folder.has(info.name)
-                if known and await self._in_thread(self._in_place, item):
-                    return
-                if value.fileno() is not None:
-                    await self._in_thread(self._write_open, item, value)
-                elif _data_bytes(item.info) > LARGE:
-                    await self._write_large(item, value)
-                else:
-                    await self._read(item, value)
-        except Exception as exc:
-            self._fail(item.key, exc)
+        """Open a value, and read it unless it is large or a local file."""
+        store, key, info = self._store, item.key, item.info
+        value = item.value = await (store.open(key) if info.size is None else open_sized(store, key, info.size))
+        time = value.info.mtime_ns if info.mtime_ns is None else info.mtime_ns
+        item.info = info._replace(size=value.size, mtime_ns=time)
+        if item.ready:
+            return
+        item.large = _data_bytes(item.info) > (_UNKNOWN if info.size is None else LARGE)
+        if not item.large:
+            item.parts = [
+                (start, await _read(item, start, length)) async for start, length in extents(store, key, item.info)
+            ]
 
-    def _in_place(self, item: _Item) -> bool:
-        """Return whether an entry, of which size and time are known now, is in place already."""
-        with self._entered(item.folder) as directory:
-            there = self._target.compare(directory, item.folder, item.info) is Existing.SAME
-        self._count(int(there))
-        return there
-
-    @contextlib.contextmanager
-    def _entered(self, folder: Folder) -> Iterator[int]:
-        directory = self._target.enter(folder)
-        try:
-            yield directory
-        finally:
-            os.close(directory)
-
-    def _write_open(self, item: _Item, value: Value) -> None:
-        source = value.fileno()
-        assert source is not None
-        with self._entered(item.folder) as directory:
-            self._write_file(directory, item, self._target.compare(directory, item.folder, item.info), source)
-
-    async def _read(self, item: _Item, value: Value) -> None:
-        room = max(_data_bytes(item.info), _MEMORY >> 10)  # a thousand values at most
-        await self._budget.take(room)
-        try:
-            parts = []
-            async for start, length in extents(self._store, item.key, item.info):
-                data = await value.read(start, length)
-                check_length(item.key, len(data), start, length)
-                parts.append(Part(start, length, data))
-            item.parts = parts
-            await self._fetched.send((item, room))
-        except BaseException:
-            self._budget.give(room)
-            raise
-
-    async def _write_fetched(self, receive: trio.MemoryReceiveChannel[tuple[_Item, int]]) -> None:
-        """Write fetched values; those that are waiting are written in one batch."""
-
-        def waiting() -> Iterator[tuple[_Item, int]]:
-            with contextlib.suppress(trio.WouldBlock, trio.EndOfChannel):
-                while True:
-                    yield receive.receive_nowait()
-
-        async with receive:
-            async for first in receive:
-                batch = [first, *itertools.islice(waiting(), _BATCH - 1)]
-                await self._in_thread(self._write, [item for item, _ in batch])
-                self._budget.give(sum(room for _, room in batch))
-
-    async def _write_large(self, item: _Item, value: Value) -> None:
+    async def _copy_large(self, item: _Item) -> None:
+        pieces = iter([piece async for piece in _pieces(self._store, item)])
         file, there = await self._in_thread(self._begin, item)
-        try:
-            pieces = iter([piece async for piece in _pieces(self._store, item.key, item.info)])
+        with contextlib.closing(file):
 
             async def copy(pieces: Iterator[tuple[int, int]]) -> None:
                 for start, length in pieces:
                     await self._budget.take(length)
                     try:
-                        data = await value.read(start, length)
-                        check_length(item.key, len(data), start, length)
+                        data = await _read(item, start, length)
                         await self._in_thread(write_all, file.descriptor, data, start)
                         self._count(size=length)
                     finally:
                         self._budget.give(length)
 
-            await for_each(copy, [pieces] * _PIECES)  # one iterator for all tasks
-            await self._in_thread(self._end, item, file, there)
-        finally:
-            file.close()
+            if there is not Existing.SAME:
+                await for_each(copy, [pieces] * _PIECES)  # one iterator for all tasks
+                await self._in_thread(self._end, item, file, there)
+        self._count(1)
 
     def _begin(self, item: _Item) -> tuple[NewFile, Existing]:
         with self._entered(item.folder) as directory:
@@ -455,13 +383,27 @@ class _Copier:
         os.ftruncate(file.descriptor, item.info.size or 0)
         with self._entered(item.folder) as directory:
             self._target.place(file, directory, item.folder, item.info, there)
-        self._count(1)
+
+    @contextlib.contextmanager
+    def _entered(self, folder: Folder) -> Iterator[int]:
+        directory = self._target.enter(folder)
+        try:
+            yield directory
+        finally:
+            os.close(directory)
 
 
-async def _pieces(store: Store, key: str, info: Info) -> AsyncIterator[tuple[int, int]]:
+async def _read(item: _Item, start: int, length: int) -> Buffer:
+    assert item.value is not None
+    data = await item.value.read(start, length)
+    check_length(item.key, len(data), start, length)
+    return data
+
+
+async def _pieces(store: Store, item: _Item) -> AsyncIterator[tuple[int, int]]:
     """Yield (start, length) of pieces of a file without its holes; adjacent small extents are joined."""
     begin = stop = 0
-    async for start, length in extents(store, key, info):
+    async for start, length in extents(store, item.key, item.info):
         if start == stop and stop - begin + length <= _PIECE:
             stop += length
             continue

@@ -235,16 +235,6 @@ class Store(abc.ABC):
         """Release descriptors, connections and threads; a second call does nothing. Close all open values first."""
 
 
-class Part(NamedTuple):
-    """`length` bytes of a file, from `start` on: `data`, or the bytes of `url` from `offset` on."""
-
-    start: int
-    length: int
-    data: Buffer | None
-    url: str = ""
-    offset: int = 0
-
-
 class WrappingStore(Store):
     """A store over the store `lower`, for example a view.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +16,6 @@ from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, StoreE
 from zarrfs.store.api import (
     Info,
     Kind,
-    Part,
     Store,
     Usage,
     Value,
@@ -39,16 +37,6 @@ _COUNTED = 20_000  # entries that one query counts
 
 _NEXT_REGIONS = """
 SELECT start, length, target, offset FROM region WHERE owner=? AND start>=? AND start<? ORDER BY start LIMIT 256
-"""
-
-
-_PARTS = """
-SELECT e.name, e.place, v.data, r.start, r.length, t.url, r.offset
-FROM entry e
-LEFT JOIN value v ON e.place=0 AND v.id=e.ref
-LEFT JOIN region r ON e.place=3 AND r.owner=e.ref
-LEFT JOIN target t ON t.id=r.target
-WHERE e.parent=? AND e.kind=0 AND e.name IN (SELECT value FROM json_each(?)) ORDER BY e.name, r.start
 """
 
 
@@ -202,29 +190,6 @@ class IndexStore(Store):
             # scans all rows: only at the first call, and in a worker thread
             self._usage = await trio.to_thread.run_sync(self._count)
         return self._usage
-
-    def parts_in(self, prefix: str, names: Sequence[str]) -> dict[str, list[Part] | None]:
-        """Return the parts of files in a directory, by name; None for files that need the event loop.
-
-        Blocks; can be called in any thread.
-        """
-        known = {ContentKind.INLINE, ContentKind.HOLE}
-        if self._targets.has_whole:
-            known.add(ContentKind.REGIONS)
-        found: dict[str, list[Part] | None] = {}
-        for name, place, data, start, length, url, offset in self._db.execute(
-            _PARTS, (self._directory(prefix), json.dumps(names))
-        ):
-            parts = found.setdefault(name, [] if place in known else None)
-            if parts is not None and data:
-                parts.append(Part(0, len(data), data))
-            elif parts is not None and url is not None:
-                parts.append(Part(start, length, None, url, offset))
-        return found
-
-    def blob(self, url: str) -> memoryview | None:
-        """Return all bytes of a blob, verified; None if that needs the event loop. Blocks; for any thread."""
-        return self._targets.whole(url)
 
     async def aclose(self) -> None:
         self._db.close()

@@ -34,8 +34,6 @@ _SHOWN = 80  # characters of a data: URL in messages
 class TargetReader(abc.ABC):
     """A reader of ranges of targets: files, URLs, or blobs."""
 
-    has_whole: bool = False  # whether whole() can return small targets
-
     @abc.abstractmethod
     async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
         """Return exactly the bytes [offset, offset + length) of `url`, or raise a ReadError.
@@ -70,13 +68,6 @@ class TargetReader(abc.ABC):
     @abc.abstractmethod
     async def aclose(self) -> None:
         """Close descriptors, connections and threads."""
-
-    def whole(self, url: str) -> memoryview | None:
-        """Return all bytes of a target, verified; None if only read() can do that.
-
-        Blocks; can be called in any thread. Raise as read().
-        """
-        return None
 
 
 class Targets(TargetReader):
