@@ -12,18 +12,18 @@ from __future__ import annotations
 import bisect
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import trio
 
-from zarrfs.net.responses import Entry
+from zarrfs.net.responses import Entry, Page
 from zarrfs.store.api import join_key, key_rule, split_key
 
 log = logging.getLogger(__name__)
 
 _NO_ONE: Mapping[str, int | None] = {}
-END = b"\xff"  # sorts after every key
 _MOST = 250_000  # names of which listings are remembered, and as many of which single answers are
 _HIDDEN_ENDS = ("~", "#", ",v", ",t")
 
@@ -73,10 +73,21 @@ class Names:
         self._singles: dict[str, dict[str, Known]] = {}  # by directory and name
         self._listed = self._single = 0  # names in them
 
+    def is_valid(self, asked: float) -> bool:
+        """Return whether an answer that was requested at `asked` is still valid."""
+        return asked + self.ttl > trio.current_time()
+
     def listing(self, directory: str) -> Listing | None:
         """Return the listing of a directory, if that is valid."""
         found = self._listings.get(directory)
-        return found if found is not None and found.asked + self.ttl > trio.current_time() else None
+        return found if found is not None and self.is_valid(found.asked) else None
+
+    def was_listed(self, directory: str) -> bool:
+        """Return whether there is a listing of a directory, valid or not, and keep it longer than the others."""
+        found = self._listings.pop(directory, None)
+        if found is not None:
+            self._listings[directory] = found
+        return found is not None
 
     def get(self, key: str, now: float | None = None) -> Known | None:
         """Look up a key; return None if there is no answer that is valid at `now`."""
@@ -177,27 +188,50 @@ def _younger(name: str, listing: Listing, single: Known | None) -> Known:
 
 
 class FlatListing:
-    """A flat listing, the keys of a tree in the order of their UTF-8 bytes, from which listings are made.
+    """A flat listing in progress: the keys of a tree in the order of their UTF-8 bytes, of which listings are made.
 
-    A directory is complete when a key after its last one has been added. That holds for `top`, from whose first key on
-    all keys are added, and for the directories in and after it, but not for those above it.
+    It begins at the directory `top`, and may go on after it. A directory is complete when a key after its last one has
+    been added. Those above `top` never are.
     """
 
     def __init__(self, names: Names, top: str) -> None:
-        self._names, self.top = names, top
-        self.listing: Listing | None = None  # of `top`, once it is complete
+        self._names, self._top = names, top
+        self.after = f"{top}/" if top else ""  # the last key that was added
+        self.more = True  # there may be keys after it
+        self.lock = trio.Lock()  # of the task that requests the next page
         # (directory, its entries, when they were requested) of the directories that the last key lies in
         self.open: list[tuple[str, dict[str, Entry] | None, float]] = []
-        self.count = 0  # names in `top` so far
+        self._complete: dict[str, Listing] = {}
+        self._ends: deque[bytes] = deque()  # the last key of each page
 
-    def add(self, entries: Iterable[tuple[str, Entry]], asked: float) -> None:
-        """Add the next keys, which were requested at `asked`; the key of a directory ends with "/"."""
+    def holds(self, directory: str) -> bool:
+        """Return whether the next page goes on with `directory`, and what is known of it is valid."""
+        if not self.open:
+            return self.more and directory == self._top
+        return any(at == directory and entries is not None and self._names.is_valid(asked)
+                   for at, entries, asked in self.open)  # fmt: skip
+
+    def count(self, directory: str) -> int:
+        """Return how many names of `directory`, which is in progress, are known."""
+        return next((len(entries) for at, entries, _ in self.open if at == directory and entries is not None), 0)
+
+    def pages_after(self, directory: str) -> int:
+        """Return how many pages it is ahead of a reader that has come to `directory`."""
+        while self._ends and self._ends[0] < encoded(directory):
+            self._ends.popleft()
+        return len(self._ends)
+
+    def add(self, page: Page, asked: float) -> dict[str, Listing]:
+        """Add the next page, which was requested at `asked`; return the listings that it completes."""
+        self._complete = {}
         if not self.open:
             self._enter("", asked)
-        for key, entry in entries:
+        for key, entry in page.entries:  # the key of a directory ends with "/"
             while (above := self.open[-1][0]) and not key.startswith(f"{above}/"):
                 self._leave()
-            if (rule := key_rule(key.removesuffix("/"))) is not None:
+            marker = bool(above) and len(key) == len(above) + 1  # of a directory that is open
+            new = key[len(above) + 1 if above else 0 :].removesuffix("/")
+            if not marker and (rule := key_rule(new)) is not None:
                 log.debug("%s: %s: not listed", key, rule)
                 continue
             parent, name = (key.removesuffix("/"), "") if entry.directory else split_key(key)
@@ -207,25 +241,22 @@ class FlatListing:
                 self._enter(join_key(above, child), asked)
             if not entry.directory:
                 self._put(name, entry._replace(name=name))
-
-    def end(self) -> None:
-        """Say that no more keys follow."""
-        while self.open:
+        self.after, self.more = page.last, page.more
+        self._ends.append(encoded(page.last))
+        while self.open and not page.more:
             self._leave()
+        return self._complete
 
     def _put(self, name: str, entry: Entry) -> None:
-        directory, entries, _ = self.open[-1]
-        if entries is not None and name not in entries:  # a value takes precedence over a directory of the same name
-            entries[name] = entry
-            self.count += directory == self.top
+        entries = self.open[-1][1]
+        if entries is not None:
+            entries.setdefault(name, entry)  # a value takes precedence over a directory of the same name
 
     def _enter(self, directory: str, asked: float) -> None:
-        above = self.top != directory and (not directory or self.top.startswith(f"{directory}/"))
+        above = self._top != directory and (not directory or self._top.startswith(f"{directory}/"))
         self.open.append((directory, None if above else {}, asked))
 
     def _leave(self) -> None:
         directory, entries, asked = self.open.pop()
         if entries is not None and (directory or entries):  # without any key, the root may not exist
-            listing = self._names.put_listing(directory, entries, asked)
-            if directory == self.top:
-                self.listing = listing
+            self._complete[directory] = self._names.put_listing(directory, entries, asked)

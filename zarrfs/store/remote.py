@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import hashlib
-import itertools
 import logging
 import math
 import os
@@ -36,7 +34,7 @@ from zarrfs.errors import (
 from zarrfs.net.responses import Entry, System
 from zarrfs.net.versions import note_unversioned
 from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key, name_rule, split_key
-from zarrfs.store.names import END, FlatListing, Known, Listing, Names, encoded
+from zarrfs.store.names import FlatListing, Known, Listing, Names, encoded
 from zarrfs.store.remotefiles import RemoteFiles
 from zarrfs.system.buffers import Buffer
 from zarrfs.zarr import DOCUMENTS
@@ -47,8 +45,10 @@ _FRESH = 1.0  # seconds for which a value is assumed unchanged, if its bytes com
 
 _WALK = 2  # directories listed in order until a walk is assumed
 _AHEAD = 64  # directories that are listed ahead of a walk
-_WIDE = 50  # names: with fewer in a page of a flat listing, the directory is listed without what is below it
-_PAGES = 100  # pages of such a listing in a walk, if most keys are below subdirectories
+_FLAT = 4  # flat listings in progress
+_LEAD = 8  # pages that one of them is ahead of a walk
+_WIDE = 50  # names of a directory in a page of a flat listing: with fewer, most of the page is below subdirectories
+_PAGES = 100  # such pages in a walk, until a directory is listed without what is below it; else one
 _TRIED = 65_536  # directories whose first page was requested
 
 
@@ -75,6 +75,7 @@ class FsspecStore(Store):
         self._paging: SingleFlight[str] = SingleFlight()
         self._tried: LRU[str, float] = LRU(_TRIED)  # directories whose first page was requested, and when
         self.refusal = ""  # why the server refuses flat listings
+        self._flat: list[FlatListing] = []  # in progress, the oldest first
         self._ahead: set[str] = set()  # directories listed ahead that no reader has reached
         self._walked = 0  # directories listed one after the other, each within one that was listed
 
@@ -186,26 +187,21 @@ class FsspecStore(Store):
             return
 
         async def ask() -> bool:
-            asked = trio.current_time()
-            system, path = await self._path_of_key("")
+            asked, flat = trio.current_time(), FlatListing(self.names, directory)
             try:
-                page = await self.files.page_at(system, path, f"{directory}/" if directory else "")
+                await self._next_page(flat)
             except (AccessDenied, TargetMissing) as exc:  # a server may allow reads without allowing listings
                 if exc.status is None and isinstance(exc, AccessDenied):  # no credentials were found at this time
                     raise
                 log.debug("%s", exc)
                 self.refusal = exc.reason
                 return True
-            found = FlatListing(self.names, directory)
-            found.add(page.entries, asked)
-            if not page.more:
-                found.end()
-            for above, entries, _ in found.open:
+            for above, entries, _ in flat.open:
                 for name, entry in (entries or {}).items():
                     self.names.put(join_key(above, name), entry, None, asked)
-            for name in DOCUMENTS if page.more else ():
+            for name in DOCUMENTS if flat.open else ():
                 key = join_key(directory, name)
-                if encoded(key) < encoded(page.last) and self.names.get(key, asked) is None:
+                if encoded(key) < encoded(flat.after) and self.names.get(key, asked) is None:
                     self.names.put(key, None, None, asked)
             self._tried.put(directory, asked)
             return True
@@ -225,15 +221,19 @@ class FsspecStore(Store):
             raise NotDirectory(prefix)
         if prefix in self._ahead:
             self._ahead.discard(prefix)
-        elif prefix and self.names.listing(split_key(prefix)[0]) is not None:
+        elif prefix and self.names.was_listed(split_key(prefix)[0]):
             self._walked += 1
         else:
             self._walked = 0
             self._ahead.clear()
-        flat = await self.is_flat()
-        if self._walked >= _WALK and not self.immutable and not flat:
+        walks = self._walked >= _WALK and not self.immutable
+        if walks and not await self.is_flat():
             self._list_ahead(prefix)
-        return await self._complete(prefix)
+        found = await self._complete(prefix)
+        for flat in self._flat if walks else ():
+            if flat.more and 0 < flat.pages_after(prefix) < _LEAD:
+                in_background(self._page_ahead, flat)
+        return found
 
     async def _complete(self, prefix: str) -> Listing | None:
         """Return the listing of a directory, requested unless it is known; None if the server shows no listing."""
@@ -298,33 +298,44 @@ class FsspecStore(Store):
         await for_each(ask, [name for name, entry in found.items() if entry.size is None])
 
     async def _list_flat(self, prefix: str) -> Listing | None:
-        """List a directory with everything below it, unless that takes too many pages."""
-        walking, found = self._walked >= _WALK, FlatListing(self.names, prefix)
+        """List a directory with everything below it, unless that takes too many pages.
+
+        A reader that walks a tree continues one flat listing.
+        """
+        flat = next((one for one in self._flat if one.holds(prefix)), None)
+        if flat is None:
+            flat = FlatListing(self.names, prefix)
+            self._flat = [*self._flat[1 - _FLAT :], flat]
+        async with flat.lock:
+            asked = trio.current_time()
+            if (known := self.names.listing(prefix)) is not None:  # another reader has continued this listing
+                return known
+            if not flat.holds(prefix):  # it was read to the end, which took longer than it is valid
+                flat = FlatListing(self.names, prefix)
+            left = _PAGES if self._walked >= _WALK else 1
+            while True:
+                before = flat.count(prefix)
+                with _broken_off(bool(flat.open)):
+                    found = await self._next_page(flat)
+                if prefix in found:
+                    return found[prefix]
+                if not flat.open or (prefix and encoded(flat.after) >= encoded(prefix) + b"0"):
+                    break  # it has no keys: does it exist?
+                left -= flat.count(prefix) - before <= _WIDE
+                if not left:
+                    with _broken_off(True):
+                        return await self._list_alone(prefix)
         system, path = await self._path_of_key("")
-        # the page of a walk may go on after the directory: "." is the last character before "/"
-        after = "" if not prefix else f"{prefix}.zz" if walking else f"{prefix}/"
-        stop = encoded(prefix) + b"0" if prefix else END
-        for number in itertools.count(1):
-            asked, before = trio.current_time(), found.count
-            with _broken_off(number > 1):
-                page = await self.files.page_at(system, path, after)
-            found.add(page.entries, asked)
-            if not page.more:
-                found.end()
-            if not page.more or encoded(page.last) >= stop:
-                break
-            if found.count - before <= _WIDE and not (walking and number < _PAGES):
-                with _broken_off(True):
-                    return await self._list_alone(prefix)
-            after = page.last
-        if found.listing is None:  # it has no keys: does it exist?
-            if not prefix and not (await self.files.stat_at(system, path)).directory:
-                raise NotDirectory(prefix)
-            entry = (await self._ask(prefix, False)).entry if prefix else None
-            if entry is not None and not entry.directory:
-                raise NotDirectory(prefix)
-            return self.names.put_listing(prefix, {}, asked)
-        return found.listing
+        entry = (await self._ask(prefix, False)).entry if prefix else await self.files.stat_at(system, path)
+        if entry is not None and not entry.directory:
+            raise NotDirectory(prefix)
+        return self.names.put_listing(prefix, {}, asked)
+
+    async def _next_page(self, flat: FlatListing) -> dict[str, Listing]:
+        """Request the next page of a flat listing; return the listings that it completes."""
+        asked = trio.current_time()
+        system, path = await self._path_of_key("")
+        return flat.add(await self.files.page_at(system, path, flat.after), asked)
 
     # -- parts
 
@@ -505,6 +516,12 @@ class FsspecStore(Store):
             log.debug("%s", exc)
             self._walked = 0
 
+    async def _page_ahead(self, flat: FlatListing) -> None:
+        if flat.more and not flat.lock.locked():
+            async with flat.lock:
+                with contextlib.suppress(ReadError):  # a reader of a directory in this page will get the error
+                    await self._next_page(flat)
+
     async def is_flat(self) -> bool:
         """Return whether the server lists all keys below a directory, regardless of subdirectories."""
         system, _ = await self._path_of_key("")
@@ -526,7 +543,7 @@ class FsspecStore(Store):
         return data
 
     def _info(self, key: str, known: Known) -> Info:
-        name, entry = split_key(key)[1], known.entry
+        name, entry = key.rpartition("/")[2], known.entry
         assert entry is not None
         if entry.directory:
             return Info(name, Kind.DIRECTORY, 0, None, entry.mtime_ns)
@@ -557,9 +574,8 @@ def _lacks_size(known: Known) -> bool:
 
 
 def _identity(entry: Entry) -> int:
-    """Return a number that identifies a version of a value, and is the same in every process."""
-    about = repr((entry.size, entry.tag, None if entry.rough else _second(entry))).encode()
-    return int.from_bytes(hashlib.blake2b(about, digest_size=8).digest(), "big", signed=True)
+    """Return a number that identifies a version of a value in this process."""
+    return hash((entry.size, entry.tag, None if entry.rough else _second(entry)))
 
 
 def _second(entry: Entry) -> int | None:
