@@ -1,10 +1,10 @@
 """The cache directory of indexes: one of the user's own, in which each version of a document has one index.
 
 An index is called KEY.index. KEY is a hash of the document's version, the options that shape its index, and the
-version of the layout. A local document is identified by its attributes from stat(2), including ctime, one behind a URL
-by its ETag, any other by its content. A process that compiles a document holds a lock on KEY.lock, which the kernel
-releases with the process; others wait for its index. An index that is unused for a month is removed when another one
-is made.
+version of the layout. The version of a document is its content; a hard link stands for the attributes of a local one
+from stat(2), including ctime, or for the ETag of one behind a URL. A process that compiles a document holds a lock on
+KEY.lock, which the kernel releases with the process; others wait for its index. An index that is unused for a month is
+removed when another one is made.
 """
 
 from __future__ import annotations
@@ -110,6 +110,19 @@ class IndexCache:
         path = os.path.join(self.directory, f"{key}.index")
         os.rename(scratch, path)
         return path
+
+    def link(self, key: str, other: str) -> str:
+        """Give the index of `key` the key `other`, too, if the file system has hard links; return its path."""
+        path, link = (os.path.join(self.directory, f"{name}.index") for name in (key, other))
+        if key == other or self.temporary:
+            return path
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(link)  # a damaged one
+            os.link(path, link)
+        except OSError:
+            return path
+        return link
 
     def documents(self) -> str | None:
         """Return the directory for copies of fetched documents; None for the system's temporary directory."""

@@ -205,15 +205,23 @@ def _key(version: str, options: Options) -> str:
 
 
 def _compile(document: Document, options: Options, cache: IndexCache, key: str) -> Index:
-    """Compile a new index. Raise SourceError if that fails, or if the document changes meanwhile."""
+    """Find the index of the document's content, or compile it, and keep it under `key`, too.
+
+    So a document is compiled once although it is mounted right after it was written, moved or touched. Raise
+    SourceError if that fails, or if the document changes meanwhile.
+    """
     before, content = document.stamp(), document.digest()
+    by_content = _key(content.hex(), options)
+    if (known := cache.find(by_content)) is not None and document.stamp() == before:
+        return cache.link(by_content, key), known[1]
     try:
         with cache.new() as scratch:
             notes = _write(document, options, scratch, content)
             changed = document.stamp() != before or (not document.settled() and document.digest() != content)
             if not document.fetched and changed:
                 raise SourceError(document.source, "changes while it is read")
-            return cache.keep(scratch, key), notes
+            cache.keep(scratch, by_content)
+            return cache.link(by_content, key), notes
     except (OSError, sqlite3.Error) as exc:  # SQLite has its own: a full disk, a value over 1 GB
         reason = getattr(exc, "strerror", None) or str(exc)
         raise SourceError(document.source, f"cannot write its index in {cache.directory}: {reason}") from exc
