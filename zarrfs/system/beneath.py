@@ -120,8 +120,11 @@ class BaseDirectory:
         """Open `path`. Raise OSError if that fails or `path` is no directory."""
         self.descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._roots = tuple({os.fsencode(os.path.abspath(path)), os.fsencode(os.path.realpath(path))})
-        self._kernel_walks = True
-        self._kernel_caches = True
+        try:
+            os.close(_openat2(self.descriptor, b".", os.O_PATH | os.O_CLOEXEC, _BENEATH))
+            self._kernel_walks = True
+        except OSError:  # Linux < 5.6, or a sandbox
+            self._kernel_walks = False
 
     def close(self) -> None:
         """Close the descriptor. Closing twice is harmless."""
@@ -137,29 +140,20 @@ class BaseDirectory:
         as open(2); EXDEV for a link that leads out of the base directory.
         """
         flags |= os.O_CLOEXEC if flags & os.O_PATH else _BASIC
-        if not self._kernel_walks:
-            if cached:
-                raise BlockingIOError(errno.EAGAIN, "not cached")
-            return self._walk(path, flags)
-        if cached and not self._kernel_caches:
-            raise BlockingIOError(errno.EAGAIN, "not cached")
         resolve = _BENEATH | _NO_MAGICLINKS | (_CACHED if cached else 0)
-        while True:
+        while self._kernel_walks:
             try:
                 return _openat2(self.descriptor, path or b".", flags, resolve)
-            except OSError as exc:
-                code = exc.errno
-                if code == errno.EAGAIN and not cached:
-                    continue  # a concurrent rename: the kernel could not rule out an escape
-                if code == errno.EINVAL and cached:  # Linux < 5.12
-                    self._kernel_caches = False
-                elif code in (errno.ENOSYS, errno.EPERM, errno.E2BIG) and not self._works():
-                    self._kernel_walks = False
-                elif code != errno.EXDEV:
+            except BlockingIOError:  # a component is not cached; or a rename, so that the kernel is not sure
+                if cached:
                     raise
-            if cached:
-                raise BlockingIOError(errno.EAGAIN, "not cached")
-            return self._walk(path, flags)
+            except OSError as exc:
+                if exc.errno != errno.EXDEV and not (exc.errno == errno.EINVAL and cached):  # the latter: Linux < 5.12
+                    raise
+                break
+        if cached:
+            raise BlockingIOError(errno.EAGAIN, "not cached")
+        return self._walk(path, flags)
 
     def find(self, path: bytes, allowed: Sequence[str] = (), nofollow: bool = False, cached: bool = False) -> int:
         """Return an O_PATH descriptor of the file at `path`, even if links lead out of the base directory.
@@ -173,31 +167,15 @@ class BaseDirectory:
         try:
             return self.open(path, flags, cached)
         except OSError as exc:
-            if exc.errno not in (errno.EXDEV, errno.EAGAIN) or (cached and not allowed):
+            if exc.errno != errno.EXDEV:
                 raise
-        try:
-            found = self._find_cached(path, flags)
-        except BlockingIOError:
-            if cached:
-                raise
-            found = self._walk(path, flags, out=True)
+        found = self._walk(path, flags, out=True)
         try:
             self._check_allowed(found, allowed)
         except BaseException:
             os.close(found)
             raise
         return found
-
-    def _find_cached(self, path: bytes, flags: int) -> int:
-        """Find a path of which all components are cached, and which crosses no mount point, as that may be our own."""
-        if not (self._kernel_walks and self._kernel_caches):
-            raise BlockingIOError(errno.EAGAIN, "not cached")
-        try:
-            return _openat2(self.descriptor, path, flags | os.O_CLOEXEC, _NO_XDEV | _NO_MAGICLINKS | _CACHED)
-        except OSError as exc:
-            if exc.errno not in (errno.EXDEV, errno.EINVAL):  # the latter: Linux < 5.12
-                raise
-            raise BlockingIOError(errno.EAGAIN, "not cached") from None
 
     def _check_allowed(self, found: int, allowed: Sequence[str]) -> None:
         real = real_path(found)
@@ -211,13 +189,12 @@ class BaseDirectory:
         while self._kernel_walks and len(path) < _PATH_MAX:
             try:
                 return _openat2(self.descriptor, path or b".", flags, _BENEATH | _NO_SYMLINKS)
+            except BlockingIOError:
+                pass
             except OSError as exc:
                 if exc.errno == errno.ELOOP:
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fsdecode(path)) from None
-                if exc.errno in (errno.ENOSYS, errno.EPERM, errno.E2BIG) and not self._works():
-                    self._kernel_walks = False
-                elif exc.errno != errno.EAGAIN:
-                    raise
+                raise
         found = os.open(b".", flags, dir_fd=self.descriptor)
         for name in _parts(path):
             above = found
@@ -226,14 +203,6 @@ class BaseDirectory:
             finally:
                 os.close(above)
         return found
-
-    def _works(self) -> bool:
-        """Return whether openat2 works at all, because EPERM may come from seccomp or from the file."""
-        try:
-            os.close(_openat2(self.descriptor, b".", os.O_PATH | os.O_CLOEXEC, _BENEATH))
-        except OSError:
-            return False
-        return True
 
     def _walk(self, path: bytes, flags: int, out: bool = False) -> int:
         """Open a path component by component. All parent directories stay open, which makes ".." safe.
