@@ -48,18 +48,6 @@ def test_the_daemon_logs_a_report_when_it_ends(how: str, faulty: Faulty, tmp_pat
     assert re.search(r"[1-9]\d* requests \([1-9]\d* failed\), [1-9]\d* errors", line)
 
 
-def test_the_report_counts_unsynced_files(document: Path, tmp_path: Path) -> None:
-    (tmp_path / "upper").mkdir()
-    with mounted(document, tmp_path / "mnt", f"upperdir={tmp_path / 'upper'}") as root:
-        for name in ("one", "two", "three"):
-            (root / name).write_bytes(b"new")
-        with open(root / "one", "ab") as file:
-            file.write(b"more")
-            file.flush()
-            os.fsync(file.fileno())
-    assert "2 files written and not synced" in log_of(tmp_path / "mnt")
-
-
 def test_usr1_logs_statistics_and_memory(tmp_path: Path) -> None:
     document = tmp_path / "set.json"
     document.write_text('{"version": 1, "refs": {"a": "x"}}')

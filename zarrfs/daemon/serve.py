@@ -153,11 +153,10 @@ async def _main(
 
 
 def _summary(operations: Operations) -> str:
-    found, unsynced = operations.stats(), operations.unsynced
+    found = operations.stats()
     served = "{read_bytes_total} bytes served in {reads_total} reads".format_map(found)
     requests = "{requests_total} requests ({requests_failed_total} failed)".format_map(found)
-    written = "" if unsynced is None else f", {unsynced} files written and not synced"
-    return f"{served}, {requests}, {sum(found['errors'].values())} errors{written}"
+    return f"{served}, {requests}, {sum(found['errors'].values())} errors"
 
 
 async def _preload(operations: Operations, url: str) -> None:

@@ -419,11 +419,6 @@ class Operations(pyfuse3.Operations):
     # -- versions
 
     @property
-    def unsynced(self) -> int | None:
-        """The number of files that were written to and not synced since; None for a read-only mount."""
-        return None
-
-    @property
     def versions(self) -> list[StoreVersion]:
         """The visible version, and all replaced ones that are still in use."""
         return [self.current, *self._retired]

@@ -133,8 +133,6 @@ class FileOperations(Operations):
         self._gone: dict[int, int | Info] = {}  # nameless inodes: an O_PATH descriptor, or the lower store's Info
         self._copied: set[int] = set()  # copied-up inodes whose new parent directories were not synced yet
         self._listings: dict[int, WritableDirectoryHandle] = {}
-        self._unsynced: set[int] = set()  # inodes written to since their last fsync
-        self._unsynced_gone = 0  # number of such inodes that the kernel has forgotten
 
     def describe(self, operation: str, number: Any, name: Any = b"") -> str:
         """Return the key that a request refers to, for the log."""
@@ -148,11 +146,6 @@ class FileOperations(Operations):
     def open_handles(self) -> int:
         """The number of open files and directories."""
         return len(self._files) + len(self._listings)
-
-    @property
-    def unsynced(self) -> int | None:
-        """The number of files that were written to and not synced since, including removed ones."""
-        return len(self._unsynced) + self._unsynced_gone
 
     # -- attributes
 
@@ -235,9 +228,6 @@ class FileOperations(Operations):
                     os.close(gone)
             if inode in self._copied and inode not in self.inodes:
                 self._copied.discard(inode)
-            if inode in self._unsynced and inode not in self.inodes:
-                self._unsynced.discard(inode)
-                self._unsynced_gone += 1
 
     @handler
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
@@ -341,7 +331,6 @@ class FileOperations(Operations):
         if file.descriptor is None or not file.upper:
             raise Refused(file.key, errno.EBADF)
         self.changes += 1
-        self._unsynced.add(file.inode)
         kept = os.fstat(file.descriptor) if self.enable_writeback_cache else None  # the kernel sets times itself
         try:
             done = os.pwrite(file.descriptor, buf, off)
@@ -362,12 +351,7 @@ class FileOperations(Operations):
         file = self._files[fh]
         if not file.upper or file.descriptor is None:
             return
-        self._unsynced.discard(file.inode)  # a concurrent write adds it again
-        try:
-            await trio.to_thread.run_sync(os.fdatasync if datasync else os.fsync, file.descriptor)
-        except BaseException:
-            self._unsynced.add(file.inode)
-            raise
+        await trio.to_thread.run_sync(os.fdatasync if datasync else os.fsync, file.descriptor)
         if file.inode in self._copied:
             self._copied.discard(file.inode)
             with contextlib.suppress(NotFound):
