@@ -313,18 +313,16 @@ class RequestQueue:
                 outage = server.outage
                 continue
             sent = trio.current_time()
-            patience = math.inf if outage is None else min(outage.patience, self._options.request_timeout)
             try:
-                with trio.CancelScope(deadline=sent + patience):
-                    found = await self._once(first, stop)
-                    server.answered()
-                    return found
-                failure = Transient(f"no answer within {patience:g} s")
+                found = await (self._once(first, stop) if outage is None else self._patiently(outage, first, stop))
             except Transient as exc:
                 failure = exc
             except Exception:
                 server.answered()
                 raise
+            else:
+                server.answered()
+                return found
             attempts += 1
             for want in wants:
                 want.reason = failure.reason
@@ -355,6 +353,13 @@ class RequestQueue:
             answers = server.answers
             await trio.sleep(after)
             outage = server.outage
+
+    async def _patiently(self, outage: Outage, first: _Want, stop: int) -> Any:
+        """Send a request once during an outage. Raise Transient if it has no answer soon."""
+        patience = min(outage.patience, self._options.request_timeout)
+        with trio.CancelScope(deadline=trio.current_time() + patience):
+            return await self._once(first, stop)
+        raise Transient(f"no answer within {patience:g} s")
 
     async def _once(self, first: _Want, stop: int) -> Any:
         """Send a request once, for the bytes from `first` to `stop`. Raise Transient if the answer was cut off."""
