@@ -12,7 +12,7 @@ import trio
 from tests.remotereading import using
 from tests.servers import Sftp
 from zarrfs.config.options import Options, parse
-from zarrfs.errors import NotFound, ReadError
+from zarrfs.errors import NotFound, ReadError, TargetMissing
 from zarrfs.store.api import Kind
 from zarrfs.store.remote import FsspecStore
 from zarrfs.store.remotefiles import RemoteFiles
@@ -51,6 +51,8 @@ def test_a_file_name_may_contain_any_character(sftp: Sftp) -> None:
         for name in ("a?b", "a#b", "a\tb"):
             (sftp.root / name).write_bytes(name.encode() + VALUE)
             assert bytes(await files.read(f"{sftp.url}/{name}", 0, 3, 0, len(VALUE))) == name.encode()
+        with pytest.raises(TargetMissing):
+            await files.read(f"{sftp.url}/a", 0, 3, 0, 3)
 
     using(check, Options(storage={"sftp": sftp.options}))
 
