@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import sqlite3
 import time
 from typing import TYPE_CHECKING
 
@@ -146,12 +145,8 @@ async def _compile(
     plan: Plan, cache: IndexCache, digest: str, selected: Selected, options: Options, fetch: Fetch
 ) -> str:
     notes = {"kind": KIND, "source": plan.source, "warnings": json.dumps([]), "snapshot": selected.snapshot.ident}
-    try:
-        with cache.new() as scratch:
-            with IndexWriter(scratch) as writer:
-                await compile_snapshot(plan.source, selected, options, fetch, writer)
-                writer.commit(notes.items())
-            return cache.keep(scratch, digest)
-    except (OSError, sqlite3.Error) as exc:  # SQLite has its own error for a full disk
-        reason = getattr(exc, "strerror", None) or str(exc)
-        raise SourceError(plan.source, f"cannot write its index in {cache.directory}: {reason}") from exc
+    with cache.new(plan.source) as scratch:
+        with IndexWriter(scratch) as writer:
+            await compile_snapshot(plan.source, selected, options, fetch, writer)
+            writer.commit(notes.items())
+        return cache.keep(scratch, digest)

@@ -14,6 +14,7 @@ import fcntl
 import os
 import secrets
 import shutil
+import sqlite3
 import stat
 import tempfile
 import time
@@ -89,17 +90,24 @@ class IndexCache:
             yield self.find(key)
 
     @contextlib.contextmanager
-    def new(self) -> Iterator[str]:
-        """Provide a path to write an index to, and remove the file on exit unless keep() has renamed it."""
-        if self._problem is not None:
-            self.directory, self.temporary = tempfile.mkdtemp(prefix="zarrfs-index-"), True
-        self._sweep()
-        scratch = os.path.join(self.directory, f".zarrfs-{secrets.token_hex(8)}.tmp")
+    def new(self, source: str) -> Iterator[str]:
+        """Provide a path to write an index to, and remove the file on exit unless keep() has renamed it.
+
+        Raise SourceError if the index of `source` cannot be written.
+        """
+        scratch = ""
         try:
+            if self._problem is not None:
+                self.directory, self.temporary = tempfile.mkdtemp(prefix="zarrfs-index-"), True
+            self._sweep()
+            scratch = os.path.join(self.directory, f".zarrfs-{secrets.token_hex(8)}.tmp")
             yield scratch
-        except BaseException:
+        except BaseException as exc:
             if self.temporary:
                 shutil.rmtree(self.directory, ignore_errors=True)
+            if isinstance(exc, OSError | sqlite3.Error):  # SQLite has its own: a full disk, a value over 1 GB
+                reason = getattr(exc, "strerror", None) or str(exc)
+                raise SourceError(source, f"cannot write its index in {self.directory}: {reason}") from exc
             raise
         finally:
             with contextlib.suppress(OSError):

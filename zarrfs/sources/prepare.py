@@ -15,7 +15,6 @@ import itertools
 import json
 import os
 import signal
-import sqlite3
 import stat
 import sys
 import time
@@ -214,17 +213,13 @@ def _compile(document: Document, options: Options, cache: IndexCache, key: str) 
     by_content = _key(content.hex(), options)
     if (known := cache.find(by_content)) is not None and document.stamp() == before:
         return cache.link(by_content, key), known[1]
-    try:
-        with cache.new() as scratch:
-            notes = _write(document, options, scratch, content)
-            changed = document.stamp() != before or (not document.settled() and document.digest() != content)
-            if not document.fetched and changed:
-                raise SourceError(document.source, "changes while it is read")
-            cache.keep(scratch, by_content)
-            return cache.link(by_content, key), notes
-    except (OSError, sqlite3.Error) as exc:  # SQLite has its own: a full disk, a value over 1 GB
-        reason = getattr(exc, "strerror", None) or str(exc)
-        raise SourceError(document.source, f"cannot write its index in {cache.directory}: {reason}") from exc
+    with cache.new(document.source) as scratch:
+        notes = _write(document, options, scratch, content)
+        changed = document.stamp() != before or (not document.settled() and document.digest() != content)
+        if not document.fetched and changed:
+            raise SourceError(document.source, "changes while it is read")
+        cache.keep(scratch, by_content)
+        return cache.link(by_content, key), notes
 
 
 def _write(document: Document, options: Options, path: str, content: bytes) -> dict[str, str]:
