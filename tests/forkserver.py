@@ -20,7 +20,6 @@ import importlib.util
 import json
 import os
 import pkgutil
-import re
 import resource
 import select
 import selectors
@@ -226,13 +225,14 @@ def _import_all() -> None:
     """Import zarrfs and what its HTTP client needs, but no module that starts threads: they do not survive a fork."""
     import zarrfs
 
+    threads = dict.fromkeys(("numpy", "pyarrow", "zarr"))
+    sys.modules.update(threads)  # type: ignore[arg-type]
     for module in pkgutil.walk_packages(zarrfs.__path__, "zarrfs."):
-        spec = importlib.util.find_spec(module.name)
-        assert spec is not None
-        text = Path(str(spec.origin)).read_text()
-        threads = re.search(r"(?m)^(?:import|from) (?:numpy|pyarrow|zarr)\b", text)
-        if not module.name.endswith(".__main__") and not threads:
-            importlib.import_module(module.name)
+        if not module.name.endswith(".__main__"):
+            with contextlib.suppress(ModuleNotFoundError):
+                importlib.import_module(module.name)
+    for name in threads:
+        del sys.modules[name]
     for name in ("yarl", "fsspec.implementations.local"):
         importlib.import_module(name)
     assert len(os.listdir("/proc/self/task")) == 1, "a module of zarrfs imports what starts threads: leave it out"

@@ -201,7 +201,7 @@ def test_a_dtype_without_a_v3_name_becomes_raw_bytes_with_its_layout_in_an_attri
     found, left_out = seen(written(tmp_path, tree), 3)
     assert left_out == {}
     array = zarr.open_array(memory(found), mode="r")
-    assert array.attrs["zarrfs.dtype"] == layout
+    assert array.attrs["zarrfs.dtype"] == [*layout[:2], ["f2", "|V3"]]
     assert np.asarray(array[:3]).tobytes() == values[:3].tobytes()
 
 

@@ -13,7 +13,8 @@ from zarrfs.zarr.codecs import decode_chunk
 from zarrfs.zarr.documents import parse_node
 from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.keys import KeyTemplate
-from zarrfs.zarr.model import ArrayMetadata, CodecSpec, Generation
+from zarrfs.zarr.model import ArrayMetadata, Generation
+from zarrfs.zarr.sharding import parse_codecs
 
 Get = Callable[[str], bytes | None]  # key relative to the array -> stored value
 
@@ -31,7 +32,7 @@ def parsed(get: Get) -> ArrayMetadata:
 
 def assembled(array: ArrayMetadata, get: Get) -> np.ndarray[Any, Any]:
     """Return the whole array in C order; missing chunks have the fill value."""
-    out = np.empty(array.shape, array.dtype.numpy())
+    out = np.empty(array.shape, array.dtype.numpy)
     out[...] = _fill(array)
     for number in range(array.grid.size):
         index = array.grid.index(number)
@@ -51,7 +52,7 @@ def assembled(array: ArrayMetadata, get: Get) -> np.ndarray[Any, Any]:
 def _fill(array: ArrayMetadata) -> Any:
     if not array.dtype.itemsize:
         return array.fill_object
-    return np.frombuffer(array.fill, array.dtype.numpy())[0] if array.fill else np.zeros((), array.dtype.numpy())
+    return np.frombuffer(array.fill, array.dtype.numpy)[0] if array.fill else np.zeros((), array.dtype.numpy)
 
 
 def array_of(
@@ -60,7 +61,8 @@ def array_of(
     """Return the metadata of an array of one chunk; `dtype` is one of v2."""
     parsed_dtype = dtypes.parse_v2(dtype)
     fill = bytes(parsed_dtype.itemsize) if parsed_dtype.itemsize else None
-    specs = tuple(CodecSpec(name, configuration) for name, configuration in codecs)
+    named = [{"name": name, "configuration": dict(configuration)} for name, configuration in codecs]
+    specs = parse_codecs(named, shape) if named else ()
     return ArrayMetadata(generation, shape, Grid(shape, shape), parsed_dtype, fill, specs, KeyTemplate(), {})
 
 

@@ -215,7 +215,6 @@ def test_variable_length_arrays_are_decoded() -> None:
         ([("numcodecs.delta", {"dtype": "<f4"}), ("bytes", {})], "delta: made for float32, the array has int32"),
         ([("numcodecs.delta", {"dtype": "|O"}), ("bytes", {})], "delta: cannot be used as it is configured"),
         ([("numcodecs.astype", {"encode_dtype": "|V99999999"}), ("bytes", {})], "astype: dtype |V99999999 is not"),
-        ([("transpose", {"order": [0, 0]}), ("bytes", {})], "transpose: order [0, 0] is not one of 2 axes"),
         ([("gzip", {}), ("bytes", {})], "chunk: a codec made for bytes comes before the one that makes them"),
         ([("bytes", {"endian": "pdp"})], "bytes: endian pdp is not known"),
         ([("vlen-utf8", {})], "vlen-utf8: holds objects, the array has int32"),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.zarr.chunks import array_of
 from zarrfs.zarr.codecs import CodecError, decode_chunk
+from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.model import ArrayMetadata
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -43,7 +44,7 @@ def value_or_error(array: ArrayMetadata, data: bytes) -> None:
         error: str | None = str(exc)
     else:
         error = None
-        assert (found.shape, found.dtype) == (array.grid.chunks, array.dtype.numpy())
+        assert (found.shape, found.dtype) == (array.grid.chunks, array.dtype.numpy)
     assert error is None or "\n" not in error
 
 
@@ -53,7 +54,11 @@ def test_random_configurations_and_bytes_decode_or_fail_cleanly(data: st.DataObj
     specs = st.tuples(st.sampled_from(NAMES), st.dictionaries(st.sampled_from(OPTIONS), JSON_VALUES, max_size=3))
     codecs = data.draw(st.lists(specs, max_size=4))
     dtype = data.draw(st.sampled_from(["<i4", ">f8", "|b1", "|O", "|S3"]))
-    array = array_of(dtype, (3, 2), *codecs, generation=data.draw(st.sampled_from(["v2", "v3"])))
+    generation = data.draw(st.sampled_from(["v2", "v3"]))
+    try:
+        array = array_of(dtype, (3, 2), *codecs, generation=generation)
+    except MetadataError:  # an invalid configuration of shards or axes
+        return
     value_or_error(array, data.draw(st.binary(max_size=60)))
 
 

@@ -17,7 +17,7 @@ from zarrfs.zarr.consolidated import consolidated
 from zarrfs.zarr.documents import parse_document, parse_node
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.fillvalues import as_v2, as_v3
-from zarrfs.zarr.model import ArrayMetadata, GroupMetadata, nested
+from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
 
 GENUINE = [
     (path.name, path.read_bytes())
@@ -81,9 +81,9 @@ def check(found: ArrayMetadata | GroupMetadata) -> None:
     json.dumps(as_v2(found))
     if found.dtype.kind != "O":
         json.dumps(as_v3(found), allow_nan=False)
-    dtype = found.dtype.numpy()
+    dtype = found.dtype.numpy
     assert dtype == np.dtype(object) or dtype.itemsize == found.dtype.itemsize
-    for template in (found.keys, nested(found)):
+    for template in (found.keys, found.nested):
         if template is not None and found.grid.size:
             index = found.grid.index(found.grid.size - 1)
             assert template.index(template.key(index), found.grid) == index

@@ -206,8 +206,8 @@ def test_v3_fill_values_survive_v2_or_are_refused(name: str, data: st.DataObject
     if array.fill is None:
         assert theirs == array.fill_object
     else:
-        item = np.array(theirs, array.dtype.numpy())
-        if item.dtype != array.dtype.numpy():  # numpy forgets the byte order of times without a unit
+        item = np.array(theirs, array.dtype.numpy)
+        if item.dtype != array.dtype.numpy:  # numpy forgets the byte order of times without a unit
             item = item.byteswap()
         assert item.tobytes() == array.fill
 

@@ -22,7 +22,7 @@ def test_arrays_of_sample_stores_are_parsed(sample: Sample) -> None:
     assert draft.node_of_key(key, entry) == (sample.path, "array")
     found = draft.parse("array", (sample.store / key).read_bytes())
     assert isinstance(found, ArrayMetadata)
-    dtype = found.dtype.numpy()
+    dtype = found.dtype.numpy
     assert (found.generation, found.shape, dtype.str) == ("v3-draft", sample.shape, sample.dtype)
     data = sample.store / draft.data_directory(sample.path)
     keys = [str(path.relative_to(data)) for path in data.rglob("*") if path.is_file()]

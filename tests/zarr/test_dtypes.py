@@ -46,7 +46,7 @@ def described(dtype: np.dtype[Any]) -> Any:
 @given(STRUCTS)
 def test_v2_dtypes_agree_with_numpy(dtype: np.dtype[Any]) -> None:
     found = parse_v2(json.loads(json.dumps(described(dtype))))
-    assert found.numpy() == dtype
+    assert found.numpy == dtype
     assert (found.itemsize, found.kind) == (dtype.itemsize, dtype.kind)
     assert as_v2(found) == described(dtype)
     assert parse_v2(as_v2(found)) == found
@@ -70,14 +70,12 @@ def test_v3_data_types_agree_with_zarr_python(dtype: np.dtype[Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if found.mixed:
-            with pytest.raises(MetadataError, match="different byte order"):
-                as_v3(found)
             return
         document = zarr.dtype.parse_dtype(dtype, zarr_format=3).to_json(zarr_format=3)
         assert as_v3(found) == json.loads(json.dumps(document))
         again = zarr.dtype.data_type_registry.match_json(as_v3(found), zarr_format=3)
     assert parse_v3(json.loads(json.dumps(document)), found.endian or "little") == found
-    assert again.to_native_dtype() == found.numpy().newbyteorder("<")
+    assert again.to_native_dtype() == found.numpy.newbyteorder("<")
 
 
 @pytest.mark.parametrize(
@@ -91,18 +89,15 @@ def test_v3_data_types_agree_with_zarr_python(dtype: np.dtype[Any]) -> None:
 )  # fmt: skip
 def test_spellings_of_a_dtype_become_canonical(value: str, text: str) -> None:
     assert parse_v2(value).text == text
-    assert parse_v2(value).numpy() == np.dtype(text)
+    assert parse_v2(value).numpy == np.dtype(text)
 
 
 def test_padding_and_arrays_in_structs_are_fields() -> None:
     """A field of padding has the name that numpy gives it."""
-    fields = [["a", "|i1"], ["", "|V7"], ["b", ">f8", [2, 3]], ["c", [["d", ">i2"]]]]
-    found = parse_v2(fields)
+    found = parse_v2([["a", "|i1"], ["", "|V7"], ["b", ">f8", [2, 3]], ["c", [["d", ">i2"]]]])
+    fields = [["a", "|i1"], ["f1", "|V7"], ["b", ">f8", [2, 3]], ["c", [["d", ">i2"]]]]
     assert (found.itemsize, found.endian, found.mixed, as_v2(found)) == (58, "big", False, fields)
-    assert found.numpy() == np.dtype([("a", "i1"), ("f1", "V7"), ("b", ">f8", (2, 3)), ("c", [("d", ">i2")])])
-    assert [field[0] for field in found.fields or ()] == ["a", "f1", "b", "c"]
-    collides = parse_v2([["f1", "|i1"], ["", "|V3"], ["f2", "<i4"]])
-    assert collides.numpy().names == ("f1", "f1_", "f2")
+    assert found.numpy == np.dtype([("a", "i1"), ("f1", "V7"), ("b", ">f8", (2, 3)), ("c", [("d", ">i2")])])
     padded = as_v3(parse_v2([["a", "|i1"], ["", "|V7"]]))
     raw = {"name": "raw_bytes", "configuration": {"length_bytes": 7}}
     assert padded == {"name": "structured", "configuration": {"fields": [["a", "int8"], ["f1", raw]]}}
@@ -191,11 +186,10 @@ def test_invalid_v3_data_types_are_refused(value: Any) -> None:
         parse_v3(value)
 
 
-def test_parsing_documents_does_not_import_numpy() -> None:
-    """A mount starts faster without numpy."""
+def test_lookups_on_servers_do_not_import_numpy() -> None:
+    """A mount without views starts faster and takes less memory."""
     code = (
-        "import sys, zarrfs.zarr.draft, zarrfs.zarr.consolidated; from zarrfs.zarr.documents import parse_node;"
-        'data = b\'{"zarr_format":2,"shape":[4],"chunks":[2],"dtype":"<f4","fill_value":"NaN","order":"F"}\';'
-        "parse_node('.zarray', data); print('numpy' in sys.modules)"
+        "import sys, zarrfs.store.unlisted; from zarrfs.zarr.layout import layout_of;"
+        "layout_of('.zarray', {'zarr_format': 2, 'shape': [4], 'chunks': [2]}); print('numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

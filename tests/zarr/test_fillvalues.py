@@ -52,7 +52,7 @@ def filled(fill: bytes | None, fill_object: JSON, dtype: dtypes.DataType) -> Arr
 )  # fmt: skip
 def test_values_that_numpy_1_refused_or_converted_are_refused(value: Any, text: Any) -> None:
     with pytest.raises(MetadataError, match="fill_value"):
-        from_v2(fill_in_v2(value, data_type(text)), data_type(text))
+        from_v2(fill_in_v2(value, data_type(text).numpy), data_type(text))
 
 
 # -- v2 and v3, compared with zarr-python
@@ -84,10 +84,10 @@ def test_values_written_by_zarr_python_are_read_and_written_again(
     found = parse_node("zarr.json" if version == 3 else ".zarray", document)
     assert isinstance(found, ArrayMetadata)
     stored = dtype.newbyteorder("<") if version == 3 else dtype
-    assert found.dtype.numpy() == (stored if dtype.itemsize > 1 else dtype)
-    wanted = np.array([fill], dtype=dtype).astype(found.dtype.numpy())
+    assert found.dtype.numpy == (stored if dtype.itemsize > 1 else dtype)
+    wanted = np.array([fill], dtype=dtype).astype(found.dtype.numpy)
     assert found.fill is not None
-    got = np.frombuffer(found.fill, found.dtype.numpy())
+    got = np.frombuffer(found.fill, found.dtype.numpy)
     has_nan = dtype.kind in "fc" and bool(np.isnan(wanted).any())
     if has_nan:
         assert (np.isnan(got.real) == np.isnan(wanted.real)).all()

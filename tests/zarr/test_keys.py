@@ -30,8 +30,7 @@ def test_other_keys_are_not_taken_for_chunks(key: str) -> None:
     [
         {"separator": ""}, {"separator": "0"}, {"separator": ".1."}, {"suffix": "0"}, {"prefix": "../"},
         {"prefix": "/"}, {"prefix": "a//"}, {"separator": "/../"}, {"separator": "/./"}, {"suffix": "/"},
-        {"directory": ".."}, {"prefix": "a\0"}, {"scalar": "zarr.json"}, {"scalar": ""}, {"scalar": ".zattrs"},
-        {"directory": "meta"}, {"directory": "zarr.json"},
+        {"prefix": "a\0"}, {"scalar": "zarr.json"}, {"scalar": ""}, {"scalar": ".zattrs"},
     ],
 )  # fmt: skip
 def test_invalid_templates_are_refused(parts: dict[str, str]) -> None:
@@ -41,7 +40,7 @@ def test_invalid_templates_are_refused(parts: dict[str, str]) -> None:
 
 TEMPLATES = st.sampled_from([
     V0, FLAT, NESTED, DEFAULT, DRAFT, KeyTemplate.joined("c", "."), KeyTemplate.joined("data", "-", "bin"),
-    KeyTemplate(separator="_", suffix="x"), KeyTemplate("a/b", "c/d", "-/x", ".z/q"), KeyTemplate("", "1", "~"),
+    KeyTemplate(separator="_", suffix="x"), KeyTemplate("a/b/c/d", "-/x", ".z/q", "a"), KeyTemplate("1", "~"),
 ])  # fmt: skip
 SHAPES = st.lists(st.integers(0, 13), max_size=3).filter(lambda shape: len(shape) < 3 or max(shape) < 12)
 
@@ -72,7 +71,7 @@ def test_random_text_with_an_index_is_a_key(template: KeyTemplate, shape: list[i
 def test_listings_equal_those_of_all_keys(template: KeyTemplate, shape: list[int], data: st.DataObject) -> None:
     """The expected listings come from all keys, split at every "/"."""
     grid = Grid(shape, [1] * len(shape))
-    paths = [*keys_of(template, grid), *([f"{template.directory}/"] if template.directory else [])]
+    paths = keys_of(template, grid)
     listed: dict[str, dict[str, None]] = {"": {}}  # names in C order
     for path in paths:
         names = path.split("/")
@@ -99,11 +98,6 @@ def test_other_keys_are_not_taken_for_directories(key: str) -> None:
     grid = Grid([3, 3], [1, 1])
     assert not DEFAULT.is_directory(key, grid)
     assert not list(DEFAULT.children(key, grid))
-
-
-@pytest.mark.parametrize(("directory", "names"), [("", ["a"]), ("a", ["b"]), ("a/b", []), ("b", [])])
-def test_the_directories_of_an_array_without_chunks_are_listed(directory: str, names: list[str]) -> None:
-    assert [name for name, _inner in KeyTemplate("a/b").children(directory, Grid([0], [1]))] == names
 
 
 def test_listings_of_a_huge_grid_are_lazy() -> None:

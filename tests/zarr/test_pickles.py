@@ -49,10 +49,10 @@ def test_every_dtype_is_read_from_every_protocol(dtype: np.dtype[Any], protocol:
     found = read(pickle.dumps(metadata(dtype=dtype), protocol)).dtype
     assert found.itemsize == dtype.itemsize
     if not dtype.fields:
-        assert found.numpy() == dtype
+        assert found.numpy == dtype
     else:
         assert {name: at for name, (_t, at) in dtype.fields.items()}.items() <= {
-            name: field[1] for name, field in (found.numpy().fields or {}).items()
+            name: field[1] for name, field in (found.numpy.fields or {}).items()
         }.items()
 
 
@@ -61,7 +61,7 @@ def test_array_fields_are_read_and_array_dtypes_are_refused(protocol: int) -> No
     for dtype in np.dtype([("a", "<i4"), ("s", ">f4", (2, 3)), ("t", "|S3", 4)]), np.dtype(("<i4", (2,))):
         data = pickle.dumps(metadata(dtype=dtype), protocol)
         if dtype.fields:
-            assert read(data).dtype.numpy() == dtype
+            assert read(data).dtype.numpy == dtype
             continue
         with pytest.raises(MetadataError, match="a dtype that is an array"):
             read(data)

@@ -14,10 +14,9 @@ from zarrfs.errors import NotFound, ZarrfsError
 from zarrfs.store.api import Info, Kind, Store, walk
 from zarrfs.store.traversal import NOWHERE, followed, with_sizes
 from zarrfs.views.hierarchy import Hierarchy, Node
-from zarrfs.zarr import DOCUMENTS
-from zarrfs.zarr.documents import is_litter
+from zarrfs.zarr import DOCUMENTS, is_litter
 from zarrfs.zarr.grid import Grid
-from zarrfs.zarr.model import SHARDING, ArrayMetadata, GroupMetadata
+from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
 
 ROWS, COLUMNS = 64, 128  # limits of a map, in cells
 _LEVELS = 9  # levels of a cell: the lowest if none of its chunks exists, the highest if all of them exist
@@ -231,8 +230,8 @@ def logical_bytes(array: ArrayMetadata) -> int | None:
 def inner_chunks(array: ArrayMetadata) -> list[int] | None:
     """Return the shape of the chunks inside the shards of an array; None without sharding."""
     for codec in array.codecs:
-        if codec.name == SHARDING:
-            return list(codec.configuration.get("chunk_shape") or ())
+        if codec.shards:
+            return list(codec.shards.inner_shape)
     return None
 
 
@@ -241,7 +240,7 @@ def _of_array(array: ArrayMetadata) -> dict[str, Any]:
         "shape": list(array.shape),
         "dtype": array.dtype.text,
         "chunks": list(array.grid.chunks),
-        "codecs": [{"name": name, "configuration": dict(configuration)} for name, configuration in array.codecs],
+        "codecs": [{"name": spec.name, "configuration": dict(spec.configuration)} for spec in array.codecs],
         "logical_bytes": logical_bytes(array),
         "grid": list(array.grid.counts),
         "chunks_total": array.grid.size,

@@ -26,9 +26,8 @@ from zarrfs.store.traversal import PIECE, check_length, extents, follow
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.cpus import usable
 from zarrfs.views.hierarchy import Hierarchy, Node
-from zarrfs.zarr import DOCUMENTS
+from zarrfs.zarr import DOCUMENT_MAX, DOCUMENTS, is_litter
 from zarrfs.zarr.consolidated import consolidated
-from zarrfs.zarr.documents import DOCUMENT_MAX, is_litter
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import load_json
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata

@@ -26,14 +26,13 @@ from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, Rea
 from zarrfs.store.api import Info, Kind, Value, WrappingStore, check_key, join_key, split_key
 from zarrfs.store.names import Known, Names, may_be_hidden
 from zarrfs.store.remote import FsspecStore
-from zarrfs.zarr import DOCUMENTS, NODE_DOCUMENTS
+from zarrfs.zarr import DOCUMENT_MAX, DOCUMENTS, NODE_DOCUMENTS
 from zarrfs.zarr.consolidated import CONSOLIDATED, consolidated
-from zarrfs.zarr.documents import DOCUMENT_MAX, parse_node
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.jsontext import load_json
 from zarrfs.zarr.keys import KeyTemplate
-from zarrfs.zarr.model import ArrayMetadata, nested
+from zarrfs.zarr.layout import layout_of, load_document
 
 _KNOWN = 65_536  # nodes and directories that are remembered
 _REFUSED = 10.0  # seconds for which a refused document is not requested again
@@ -453,13 +452,12 @@ class UnlistedStore(WrappingStore):
 def node_of(name: str, data: bytes) -> NodeLayout | None:
     """Return the node of a metadata document, even if it is not understood; None if it is no metadata document."""
     try:
-        metadata = parse_node(name, data)
+        found = layout_of(name, load_document(name, data))
     except MetadataError:
         return _vague_node(data)
-    if not isinstance(metadata, ArrayMetadata):
+    if found is None:
         return NodeLayout(False, document=name)
-    other = nested(metadata)
-    return NodeLayout(True, metadata.grid, (metadata.keys,) if other is None else (metadata.keys, other), name)
+    return NodeLayout(True, found.grid, (found.keys, *filter(None, (found.nested,))), name)
 
 
 def _vague_node(data: bytes) -> NodeLayout | None:

@@ -62,8 +62,8 @@ def npy_header(shape: tuple[int, ...], dtype: DataType, fortran: bool) -> bytes:
 
     Raise MetadataError if the format cannot express the data type.
     """
-    described = np.lib.format.dtype_to_descr(dtype.numpy())
-    if np.lib.format.descr_to_dtype(described) != dtype.numpy():
+    described = np.lib.format.dtype_to_descr(dtype.numpy)
+    if np.lib.format.descr_to_dtype(described) != dtype.numpy:
         raise MetadataError(f"dtype {dtype.text}: numpy cannot write it to a .npy file")
     contents = {"descr": described, "fortran_order": fortran, "shape": shape}
     header = io.BytesIO()

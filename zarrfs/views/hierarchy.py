@@ -25,15 +25,14 @@ from zarrfs.store.api import Info, Kind, Store, join_key, split_key
 from zarrfs.store.followed import with_links_followed
 from zarrfs.store.traversal import NOWHERE
 from zarrfs.system.buffers import Buffer
-from zarrfs.zarr import ATTRIBUTE_DOCUMENTS, DOCUMENTS, NODE_DOCUMENTS, draft
+from zarrfs.zarr import ATTRIBUTE_DOCUMENTS, DOCUMENT_MAX, DOCUMENTS, NODE_DOCUMENTS, draft
 from zarrfs.zarr.consolidated import CONSOLIDATED, consolidated
-from zarrfs.zarr.documents import DOCUMENT_MAX, parse_document, parse_node
+from zarrfs.zarr.documents import parse_document, parse_node
 from zarrfs.zarr.errors import MetadataError, Unsupported
 from zarrfs.zarr.jsontext import JSON, load_json, strict_json
 from zarrfs.zarr.keys import KeyTemplate
-from zarrfs.zarr.legacy import OtherFile
-from zarrfs.zarr.model import ArrayMetadata, GroupMetadata, nested
-from zarrfs.zarr.v3 import Experimental
+from zarrfs.zarr.layout import Experimental, OtherFile
+from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
 
 _INLINE = 256 << 10  # bytes: larger JSON is parsed in a thread, off the event loop
 _FRESH = 1.0  # seconds for which the document of an array in use, and what is no node yet, are not looked at again
@@ -357,7 +356,7 @@ class Hierarchy:
     async def _with_keys(self, node: Node) -> Node:
         """Return the node with the chunk names in use; it is final if they are certain."""
         array = node.metadata
-        other = nested(array) if isinstance(array, ArrayMetadata) else None
+        other = array.nested if isinstance(array, ArrayMetadata) else None
         if other is None or not isinstance(array, ArrayMetadata):
             return node._replace(final=True)
         seen = await self._template_in_use(array, other, node.chunks)

@@ -65,7 +65,7 @@ async def read_inlined(store: Store, node: Node, cache: DecodedCache) -> Inlined
         items = await _items(store, chunks, cache)
         if not forms:
             return _texts(items, array.dtype.kind == "B")
-        number = items.reshape(1).view(array.dtype.numpy())
+        number = items.reshape(1).view(array.dtype.numpy)
         return Inlined(forms, tuple(_converted(number, form) for form in forms))
     except MetadataError as exc:
         return str(exc)

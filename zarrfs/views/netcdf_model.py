@@ -312,7 +312,7 @@ def fill_of(array: ArrayMetadata, form: VariableForm) -> bytes | None:
         return None
     dtype = array.dtype
     if array.fill is not None and array.generation != "v3":
-        item = np.frombuffer(array.fill, dtype.numpy())
+        item = np.frombuffer(array.fill, dtype.numpy)
         try:
             return (item if form.convert is None else form.convert(item)).tobytes()
         except ReadError as exc:

@@ -161,7 +161,7 @@ class _OpenFile(Value):
 
         first, last = start // part.itemsize, -(-stop // part.itemsize)
         stored = flat.chunks.itemsize
-        items = np.frombuffer(await flat.read(first * stored, last * stored), flat.chunks.array.dtype.numpy())
+        items = np.frombuffer(await flat.read(first * stored, last * stored), flat.chunks.array.dtype.numpy)
         try:
             data = part.convert(items)
         except ReadError as exc:

@@ -11,3 +11,9 @@ NODE_DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", "__zmeta__", "meta")
 ATTRIBUTE_DOCUMENTS = {".zarray": ".zattrs", ".zgroup": ".zattrs", "__zmeta__": "__zattr__", "meta": "attrs"}
 # The names of all metadata documents: every other key of a node is a chunk
 DOCUMENTS = (*NODE_DOCUMENTS, ".zmetadata", *dict.fromkeys(ATTRIBUTE_DOCUMENTS.values()))
+DOCUMENT_MAX = 256 << 20  # bytes; longer documents are not read
+
+
+def is_litter(name: str) -> bool:
+    """Return True for names of files that writers leave behind: `__zattr__.lock`, `0.0.<uuid>.partial`."""
+    return name.endswith((".lock", ".partial"))

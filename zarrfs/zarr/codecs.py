@@ -14,7 +14,7 @@ import importlib.util
 import itertools
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import google_crc32c
 import numpy as np
@@ -23,13 +23,13 @@ from zarrfs.zarr import blosc, compressors, external, filters
 from zarrfs.zarr.errors import CodecError, library_error
 from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.jsontext import JSON
-from zarrfs.zarr.model import SHARDING, ArrayMetadata, CodecSpec
+from zarrfs.zarr.model import SHARDING, ArrayMetadata, CodecSpec, Shards
 from zarrfs.zarr.pipelines import PREFIX
 from zarrfs.zarr.representation import Array, Codec, CodecFactory, Decode, PipelineContext, Representation
-from zarrfs.zarr.sharding import parse_shards
 
 if TYPE_CHECKING:
     from zarrfs.system.buffers import Buffer
+
 
 def decode_chunk(array: ArrayMetadata, data: Buffer) -> Array:
     """Decode a stored chunk to an array of the full chunk shape.
@@ -53,7 +53,7 @@ def decode_chunk_at(array: ArrayMetadata, data: Buffer, index: tuple[int, ...]) 
         extents = zip(index, array.grid.chunks, array.shape, strict=True)
         part = tuple(min(step, extent - at * step) for at, step, extent in extents)
         inside = all(extent > 0 for extent in part) and part != array.grid.chunks
-        cut = inside and not any(spec.name == SHARDING for spec in array.codecs)
+        cut = inside and not any(spec.shards for spec in array.codecs)
         if not cut or not array.dtype.itemsize or decoder_of(array).encoded.exact:
             raise
         try:
@@ -80,8 +80,7 @@ def check_codecs(array: ArrayMetadata) -> list[str]:
 def takes_child(array: ArrayMetadata) -> bool:
     """Return whether `array` has a codec of another package, which may run in a child process."""
     return any(
-        name.startswith(PREFIX) and name.removeprefix(PREFIX) not in _NUMCODECS
-        for name, _configuration in array.codecs
+        spec.name.startswith(PREFIX) and spec.name.removeprefix(PREFIX) not in _NUMCODECS for spec in array.codecs
     )
 
 
@@ -91,7 +90,7 @@ def decoder_of(array: ArrayMetadata, shape: tuple[int, ...] | None = None) -> De
 
     Raise CodecError if a codec is not available.
     """
-    decoded = Representation.array(array.dtype.numpy(), array.grid.chunks if shape is None else shape)
+    decoded = Representation.array(array.dtype.numpy, array.grid.chunks if shape is None else shape)
     context = PipelineContext(array.generation != "v3", array.fill, array.fill_object, array.dtype.itemsize)
     return Decoder(array.codecs, decoded, context)
 
@@ -112,10 +111,10 @@ class Decoder:
         """
         steps = []
         current = decoded
-        for name, configuration in codecs:
-            short = name.removeprefix(PREFIX)
+        for name, configuration, shards in codecs:
+            short, options = name.removeprefix(PREFIX), cast("Any", shards or configuration)
             try:
-                decode, encoded = _factory(name)(configuration, current, context)
+                decode, encoded = _factory(name)(options, current, context)
             except CodecError:
                 raise
             except Exception as exc:
@@ -350,12 +349,9 @@ class Sharding:
 
     inner: ArrayMetadata
 
-    def __init__(self, configuration: Mapping[str, JSON], shape: tuple[int, ...]) -> None:
-        """Raise CodecError if the configuration is invalid."""
-        self.inner_shape, self.codecs, index_codecs, location = parse_shards(configuration, shape)
-        self._at_start = location == "start"
-        # inner chunks in each dimension
-        self.per_shard = tuple(whole // extent for extent, whole in zip(self.inner_shape, shape, strict=True))
+    def __init__(self, shards: Shards) -> None:
+        """Raise CodecError if the length of the index is unknown."""
+        self.inner_shape, self.per_shard, self.codecs, index_codecs, self._at_start = shards
         entries = Representation.array(_OFFSETS, (*self.per_shard, 2))
         self._index = Decoder(index_codecs, entries, PipelineContext(untyped=False))
         if not self._index.encoded.exact:
@@ -383,11 +379,13 @@ class Sharding:
         return tuple(shard), number
 
 
-def _sharding(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
+def _sharding(shards: Any, decoded: Representation, context: PipelineContext) -> Codec:
     """Make the codec of whole shards."""
     if decoded.dtype is None:
         raise CodecError(SHARDING, "made for arrays, not for bytes")
-    layout, dtype = Sharding(configuration, decoded.shape), decoded.dtype
+    layout, dtype = Sharding(shards), decoded.dtype
+    if decoded.shape != tuple(map(int.__mul__, layout.inner_shape, layout.per_shard)):
+        raise CodecError(SHARDING, "after a filter that changes the shape of chunks")
     inner = Decoder(layout.codecs, Representation.array(dtype, layout.inner_shape), context)
     background = None if context.filtered else _fill_scalar(dtype, context)
 
@@ -422,9 +420,9 @@ def sharding_of(array: ArrayMetadata) -> Sharding | None:
 
     Raise CodecError if the configuration of the codec is invalid.
     """
-    if len(array.codecs) != 1 or array.codecs[0].name != SHARDING:
+    if len(array.codecs) != 1 or array.codecs[0].shards is None:
         return None
-    found = Sharding(array.codecs[0].configuration, array.grid.chunks)
+    found = Sharding(array.codecs[0].shards)
     try:
         grid = Grid(array.shape, found.inner_shape)
     except ValueError as exc:

@@ -5,42 +5,23 @@ Source: Zarr v3 core; Zarr v2 specification; zarr-legacy-persistence (0.4.0); st
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from zarrfs.system.buffers import Buffer
-from zarrfs.zarr import ATTRIBUTE_DOCUMENTS, legacy, pickles, v2, v3
+from zarrfs.zarr import ATTRIBUTE_DOCUMENTS, legacy, v2, v3
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON, load_json
+from zarrfs.zarr.layout import layout_of, load_document
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
 
-DOCUMENT_MAX = 256 << 20  # bytes; longer documents are not read
 Metadata = ArrayMetadata | GroupMetadata
-
-_PARSERS: dict[str, Callable[[dict[str, JSON], dict[str, JSON]], Metadata]] = {
-    ".zarray": v2.parse_array,
-    ".zgroup": v2.parse_group,
-    "__zmeta__": legacy.parse_v0,
-    "meta": legacy.parse_v1,
-}
-
-
-def is_litter(name: str) -> bool:
-    """Return True for names of files that writers leave behind: `__zattr__.lock`, `0.0.<uuid>.partial`."""
-    return name.endswith((".lock", ".partial"))
 
 
 def parse_node(name: str, data: Buffer, attributes: Buffer | None = None) -> Metadata:
     """Parse the document called `name`, one of NODE_DOCUMENTS, to the array or group that it describes.
 
     `attributes` is the content of the document that ATTRIBUTE_DOCUMENTS names, if that exists. Raise MetadataError,
-    which states the rule that a document breaks, and legacy.OtherFile if a `meta` belongs to another program.
+    which states the rule that a document breaks, and OtherFile if a `meta` belongs to another program.
     """
-    if name == "__zmeta__" and bytes(data[:1]) != b"{":
-        document = pickles.load(bytes(data))
-    elif name == "meta":
-        document = legacy.load_meta(data)
-    else:
-        document = load_json(data)
+    document = load_document(name, data)
     try:
         beside = None if attributes is None else load_json(attributes)
     except MetadataError as exc:
@@ -55,10 +36,15 @@ def parse_document(name: str, document: JSON, attributes: JSON = None) -> Metada
     try:
         if name == "zarr.json":
             return v3.parse_node(document)
-        if attributes is None:
-            attributes = {}
-        elif not isinstance(attributes, dict):
+        if not isinstance(attributes, dict | None):
             raise MetadataError(f"{ATTRIBUTE_DOCUMENTS[name]} is not a JSON object")
-        return _PARSERS[name](document, attributes)
+        layout = layout_of(name, document)
+        if layout is None:
+            return GroupMetadata("v2", attributes or {})
+        if name == ".zarray":
+            return v2.parse_array(document, attributes or {}, layout)
+        if name == "meta":
+            return v2.parse_array(legacy.members_v1(document), attributes or {}, layout, "v1")
+        return v2.parse_array(legacy.members_v0(document), attributes or {}, layout, "v0")
     except RecursionError:
         raise MetadataError("JSON too deep") from None

@@ -6,14 +6,11 @@ The root has `zarr.json` (the entry point), `meta/root/a.group.json`, `meta/root
 
 from __future__ import annotations
 
-import dataclasses
-
 from zarrfs.system.buffers import Buffer
-from zarrfs.zarr import v2
-from zarrfs.zarr.common import node_attributes, required
 from zarrfs.zarr.errors import MetadataError, Unsupported
 from zarrfs.zarr.jsontext import JSON, load_json
 from zarrfs.zarr.keys import DRAFT, KeyTemplate
+from zarrfs.zarr.layout import Layout, node_attributes, regular_grid, required
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
 
 META_ROOT, DATA_ROOT = "meta/root", "data/root"
@@ -87,22 +84,28 @@ def _check_extensions(document: dict[str, JSON]) -> None:
 
 
 def _array(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetadata:
+    from zarrfs.zarr import v2
+
     if document.get("storage_transformers"):
         raise Unsupported("storage_transformers: none is known")
     attributes = dict(attributes)
-    # zarr-python 2 stored filters as an attribute
-    members = {"zarr_format": 2, "filters": attributes.pop("filters", None)}
     value = required(document, "data_type")
     if isinstance(value, dict):  # an extension: zarr-python 2 used one for each type that is not a number
         value = required(value, "type")
-    grid = required(document, "chunk_grid")
-    if not isinstance(grid, dict) or grid.get("type", "regular") != "regular":
+    about = required(document, "chunk_grid")
+    if not isinstance(about, dict) or about.get("type", "regular") != "regular":
         raise MetadataError("chunk_grid: not a regular one")
-    members |= {"shape": required(document, "shape"), "chunks": required(grid, "chunk_shape"), "dtype": value}
-    members |= {"fill_value": document.get("fill_value"), "order": document.get("chunk_memory_layout", "C")}
-    members["compressor"] = _compressor(document.get("compressor"))
-    found = v2.parse_array(members, attributes)
-    return dataclasses.replace(found, generation="v3-draft", keys=_keys(grid), keys_assumed=False)
+    separator = about.get("separator", "/")
+    if separator not in (".", "/"):
+        raise MetadataError("chunk_grid: the separator is neither . nor /")
+    keys = DRAFT if separator == "/" else KeyTemplate(prefix=DRAFT.prefix, scalar=DRAFT.scalar)
+    members = {
+        "dtype": value, "fill_value": document.get("fill_value"), "order": document.get("chunk_memory_layout", "C"),
+        "filters": attributes.pop("filters", None),  # zarr-python 2 stored them as an attribute
+        "compressor": _compressor(document.get("compressor")),
+    }  # fmt: skip
+    grid = regular_grid(required(document, "shape"), required(about, "chunk_shape"))
+    return v2.parse_array(members, attributes, Layout(grid, keys), "v3-draft")
 
 
 def _compressor(value: JSON) -> JSON:
@@ -116,10 +119,3 @@ def _compressor(value: JSON) -> JSON:
     if short in ("lz4", "gzip", "zlib", "blosc", "bz2", "lzma", "zstd"):
         return {**configuration, "id": short}
     raise Unsupported(f"compressor {name[:60]!r} is not known")
-
-
-def _keys(document: dict[str, JSON]) -> KeyTemplate:
-    separator = document.get("separator", "/")
-    if separator not in (".", "/"):
-        raise MetadataError("chunk_grid: the separator is neither . nor /")
-    return DRAFT if separator == "/" else KeyTemplate(prefix=DRAFT.prefix, scalar=DRAFT.scalar)

@@ -13,7 +13,9 @@ import re
 import struct
 from typing import Any
 
-from zarrfs.zarr.dtypes import DataType
+import numpy as np
+
+from zarrfs.zarr.dtypes import DataType, Dtype, Endian, fields_of
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.model import ArrayMetadata
@@ -24,31 +26,30 @@ Fill = tuple[bytes | None, JSON]
 _DIGITS = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 _BITS = re.compile(r"0x[0-9a-fA-F]*", re.ASCII)
 _TOKENS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_FORMATS = {2: "e", 4: "f", 8: "d"}
 _NOT_A_TIME = -(1 << 63)
-_SIGNS = {"little": "<", "big": ">", None: "<"}
 
 
 def from_v2(value: JSON, dtype: DataType) -> Fill:
     """Parse a fill value of v2; null means undefined. Raise MetadataError."""
-    if value is None or dtype.name or dtype.kind == "O":
+    kind, number = dtype.kind, type(value) in (int, float)
+    if value is None or dtype.name or kind == "O":
         return None, value
-    if dtype.kind == "B" and type(value) in (int, float):  # zarr-python 2 wrote 0 for all kinds of objects
+    if kind == "B" and number:  # zarr-python 2 wrote 0 for all kinds of objects
         return None, b""
-    if dtype.kind == "b" and type(value) in (int, float) and value in (0, 1):
+    if kind == "b" and number and value in (0, 1):
         value = bool(value)
-    elif dtype.kind == "c" and not isinstance(value, list):
+    elif kind == "c" and not isinstance(value, list):
         value = [value, 0]
-    elif dtype.kind == "V" and value == 0:
+    elif kind == "V" and value == 0:
         return bytes(dtype.itemsize), None
-    elif dtype.kind == "U" and isinstance(value, str | int | float):
+    elif kind == "U" and isinstance(value, str | int | float):
         value = str(value)[: dtype.itemsize // 4]
-    elif dtype.kind == "S" and isinstance(value, str | int | float):
-        return _bytes_v2(value, dtype), None
-    elif dtype.kind in "SV" and not isinstance(value, str):
-        raise _wrong(value, dtype)
-    elif dtype.kind in "mM" and isinstance(value, str):  # zarr-python 3.0 and releases before 2.2 wrote dates as text
-        return _time(value, dtype), None
+    elif kind == "S" and isinstance(value, str | int | float):
+        return _bytes_v2(value, dtype.numpy), None
+    elif kind in "SV" and not isinstance(value, str):
+        raise _wrong(value, dtype.numpy)
+    elif kind in "mM" and isinstance(value, str):  # zarr-python 3.0 and releases before 2.2 wrote dates as text
+        return _made(value, dtype.numpy), None
     return from_v3(value, dtype)
 
 
@@ -56,30 +57,23 @@ def from_v3(value: JSON, dtype: DataType) -> Fill:
     """Parse a fill value of v3, in every form that the specification allows. Raise MetadataError."""
     if dtype.name:
         return None, value
-    return (_item(value, dtype), None) if dtype.itemsize else (None, _object(value, dtype))
+    if dtype.itemsize:
+        return _item(value, dtype.numpy), None
+    if dtype.kind == "T" and isinstance(value, str | int | float):  # zarr-python converts numbers to text
+        return None, str(value)
+    if dtype.kind == "B" and isinstance(value, str | list):
+        return None, _bytes(value, dtype.numpy)
+    raise _wrong(value, dtype.numpy)
 
 
-def value_of(data: bytes, dtype: DataType) -> Any:
+def value_of(data: bytes, dtype: Dtype) -> Any:
     """Convert an item of fixed size from bytes to Python: complex numbers to pairs, times to whole numbers."""
-    kind, order = dtype.kind, dtype.endian or "little"
-    if kind == "b":
-        return data != b"\0"
-    if kind in "iumM":
-        return int.from_bytes(data, order, signed=kind != "u")
-    if kind == "f":
-        if dtype.itemsize in _FORMATS:
-            return struct.unpack(_SIGNS[order] + _FORMATS[dtype.itemsize], data)[0]
-        import numpy as np
-
-        return float(np.frombuffer(data, dtype.numpy())[0])
-    if kind == "c":
-        half, part = dtype.itemsize // 2, _part(dtype)
-        return [value_of(data[:half], part), value_of(data[half:], part)]
-    if kind == "S":
-        return data.rstrip(b"\0")
-    if kind == "U":
-        return data.decode("utf-32-" + ("be" if order == "big" else "le"), "surrogatepass").rstrip("\0")
-    return data
+    item = np.frombuffer(data, dtype)[0]
+    if dtype.kind == "V":
+        return data
+    if dtype.kind == "c":
+        return [float(item.real), float(item.imag)]
+    return float(item) if dtype.kind == "f" else item.astype("i8").item() if dtype.kind in "mM" else item.item()
 
 
 def as_v2(array: ArrayMetadata) -> JSON:
@@ -91,7 +85,7 @@ def as_v2(array: ArrayMetadata) -> JSON:
         return array.fill_object
     if array.dtype.kind == "S" and array.fill is not None:  # tensorstore demands the bytes of a whole item
         return _base64(array.fill)
-    return None if array.fill is None else _as_json(array.fill, array.dtype)
+    return None if array.fill is None else _as_json(array.fill, array.dtype.numpy)
 
 
 def as_v3(array: ArrayMetadata) -> JSON:
@@ -103,12 +97,9 @@ def as_v3(array: ArrayMetadata) -> JSON:
     if dtype.name:
         return 0 if array.fill_object is None else array.fill_object
     data = bytes(dtype.itemsize) if array.fill is None else array.fill
-    if dtype.kind in "mM" and value_of(data, dtype) == _NOT_A_TIME:
+    if dtype.kind in "mM" and value_of(data, dtype.numpy) == _NOT_A_TIME:
         return "NaT"
-    return _as_json(data, dtype, bits=True)
-
-
-# -- conversion to bytes
+    return _as_json(data, dtype.numpy, bits=True)
 
 
 def float_of(text: str) -> float | str:
@@ -125,16 +116,27 @@ def float_of(text: str) -> float | str:
     return found
 
 
-def _wrong(value: JSON, dtype: DataType) -> MetadataError:
+# -- conversion to bytes
+
+
+def _wrong(value: JSON, dtype: Dtype) -> MetadataError:
     try:
         quoted = repr(value)
     except (RecursionError, ValueError):  # nested too deeply, or with too many digits
         quoted = f"an object of type {type(value).__name__}"
-    text = dtype.text if isinstance(dtype.text, str) else "fields"
-    return MetadataError(f"fill_value: {quoted[:60]} is not a value of dtype {text}")
+    return MetadataError(f"fill_value: {quoted[:60]} is not a value of dtype {'fields' if dtype.names else dtype.str}")
 
 
-def _item(value: JSON, dtype: DataType) -> bytes:
+def _made(value: Any, dtype: Dtype) -> bytes:
+    """Return the bytes of an item that numpy makes of `value`; floats that are too large become infinite."""
+    try:
+        with np.errstate(all="ignore"):
+            return np.array(value, dtype).tobytes()
+    except (ValueError, TypeError, OverflowError):
+        raise _wrong(value, dtype) from None
+
+
+def _item(value: JSON, dtype: Dtype) -> bytes:
     """Return the bytes of an item. Raise MetadataError."""
     kind = dtype.kind
     if kind == "f":
@@ -146,76 +148,56 @@ def _item(value: JSON, dtype: DataType) -> bytes:
     if kind == "c" and isinstance(value, list) and len(value) == 2:
         return _float(value[0], _part(dtype)) + _float(value[1], _part(dtype))
     if kind == "U" and isinstance(value, str):
-        order = "be" if dtype.endian == "big" else "le"
-        return _padded(value.encode("utf-32-" + order, "surrogatepass"), value, dtype)
-    if isinstance(value, dict) and dtype.fields:
-        if value.keys() != {name for name, _type, _shape in dtype.fields}:
+        return _padded(value.encode(f"utf-32-{_order(dtype)[0]}e", "surrogatepass"), value, dtype)
+    if isinstance(value, dict) and dtype.names:
+        if value.keys() != set(dtype.names):
             raise MetadataError("fill_value: not the fields of the data type")
-        return b"".join(_item(value[name], inner) for name, inner, _shape in dtype.fields)
+        return b"".join(_item(value[name], inner) for name, inner in fields_of(dtype))
     if kind in "SV" and isinstance(value, str | list):
         return _padded(_bytes(value, dtype), value, dtype)
     raise _wrong(value, dtype)
 
 
-def _integral(value: JSON, dtype: DataType) -> bytes:
+def _integral(value: JSON, dtype: Dtype) -> bytes:
     text = isinstance(value, str) and dtype.kind in "iu" and _DIGITS.fullmatch(value)
     if text or (type(value) is float and value.is_integer()):
         value = int(value)  # zarr-python 2 and 3 accept these, too
     if type(value) is not int:
         raise _wrong(value, dtype)
-    try:
-        return value.to_bytes(dtype.itemsize, dtype.endian or "little", signed=dtype.kind != "u")
+    try:  # numpy 1 drops the bits that are too many
+        return value.to_bytes(dtype.itemsize, _order(dtype), signed=dtype.kind != "u")
     except OverflowError:
         raise _wrong(value, dtype) from None
 
 
-def _part(dtype: DataType) -> DataType:
-    """Return the data type of the real and of the imaginary part of a complex type."""
-    half = dtype.itemsize // 2
-    return DataType(f"{_SIGNS[dtype.endian]}f{half}", half, "f", dtype.endian)
+def _order(dtype: Dtype) -> Endian:
+    return "big" if dtype.str[0] == ">" else "little"
 
 
-def _real(value: float, dtype: DataType) -> bytes:
-    if dtype.itemsize in _FORMATS:
-        form = _SIGNS[dtype.endian] + _FORMATS[dtype.itemsize]
-        try:
-            return struct.pack(form, value)
-        except OverflowError:  # struct does not round to infinity
-            return struct.pack(form, math.inf if value > 0 else -math.inf)
-    import numpy as np
-
-    return np.array(value).astype(dtype.numpy()).tobytes()
+def _part(dtype: Dtype) -> Dtype:
+    """Return the dtype of the real and of the imaginary part of a complex one."""
+    return np.dtype(f"{dtype.str[0]}f{dtype.itemsize // 2}")
 
 
-def _float(value: JSON, dtype: DataType) -> bytes:
+def _float(value: JSON, dtype: Dtype) -> bytes:
     if type(value) not in (int, float, str):
         raise _wrong(value, dtype)
+    if isinstance(value, str) and _BITS.fullmatch(value) and len(value) == 2 + 2 * dtype.itemsize:
+        return int(value, 16).to_bytes(dtype.itemsize, _order(dtype))
     try:
-        if isinstance(value, str) and _BITS.fullmatch(value) and len(value) == 2 + 2 * dtype.itemsize:
-            data = binascii.unhexlify(value[2:])
-            return data if dtype.endian == "big" else data[::-1]
-        return _real(float(value), dtype)  # text, such as "NaN", is converted as well, because zarr-python accepts it
+        return _made(float(value), dtype)  # text, such as "NaN", is converted as well, because zarr-python accepts it
     except (ValueError, OverflowError):
         raise _wrong(value, dtype) from None
 
 
-def _padded(data: bytes, value: JSON, dtype: DataType) -> bytes:
+def _padded(data: bytes, value: JSON, dtype: Dtype) -> bytes:
     """Pad `data` with zeros to the size of an item. Raise MetadataError if it is longer."""
     if len(data) > dtype.itemsize:
         raise _wrong(value, dtype)
     return data.ljust(dtype.itemsize, b"\0")
 
 
-def _object(value: JSON, dtype: DataType) -> str | bytes:
-    """Parse text or bytes of any length."""
-    if dtype.kind == "T" and isinstance(value, str | int | float):  # zarr-python converts numbers to text
-        return str(value)
-    if dtype.kind == "B" and isinstance(value, str | list):
-        return _bytes(value, dtype)
-    raise _wrong(value, dtype)
-
-
-def _bytes(value: str | list[JSON], dtype: DataType) -> bytes:
+def _bytes(value: str | list[JSON], dtype: Dtype) -> bytes:
     """Decode base64, or a list of numbers."""
     try:
         if isinstance(value, str):
@@ -227,7 +209,7 @@ def _bytes(value: str | list[JSON], dtype: DataType) -> bytes:
     raise _wrong(value, dtype)
 
 
-def _bytes_v2(value: str | float, dtype: DataType) -> bytes:
+def _bytes_v2(value: str | float, dtype: Dtype) -> bytes:
     """Decode base64, or the plain text or number that zarr-python wrote before 2.2."""
     try:
         data = binascii.a2b_base64(value)  # type: ignore[arg-type]
@@ -239,15 +221,6 @@ def _bytes_v2(value: str | float, dtype: DataType) -> bytes:
     return data[: dtype.itemsize].ljust(dtype.itemsize, b"\0")
 
 
-def _time(value: str, dtype: DataType) -> bytes:
-    import numpy as np
-
-    try:
-        return np.array(value, dtype=dtype.numpy()).tobytes()
-    except (ValueError, TypeError, OverflowError):
-        raise _wrong(value, dtype) from None
-
-
 # -- conversion to JSON
 
 
@@ -255,7 +228,7 @@ def _base64(data: bytes) -> str:
     return binascii.b2a_base64(data, newline=False).decode()
 
 
-def _as_json(data: bytes, dtype: DataType, bits: bool = False) -> JSON:
+def _as_json(data: bytes, dtype: Dtype, bits: bool = False) -> JSON:
     """Return an item as JSON, with infinities and NaN as text; `bits`: a NaN with sign or payload in hexadecimal."""
     if dtype.kind == "c":
         half, part = dtype.itemsize // 2, _part(dtype)
@@ -263,6 +236,6 @@ def _as_json(data: bytes, dtype: DataType, bits: bool = False) -> JSON:
     value = value_of(data, dtype)
     if dtype.kind != "f":
         return _base64(value) if isinstance(value, bytes) else value
-    if bits and math.isnan(value) and dtype.itemsize in _FORMATS and data != _real(math.nan, dtype):
-        return "0x" + (data if dtype.endian == "big" else data[::-1]).hex()
+    if bits and math.isnan(value) and dtype.itemsize <= 8 and data != _made(math.nan, dtype):
+        return "0x" + (data if _order(dtype) == "big" else data[::-1]).hex()
     return value if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from zarrfs.zarr.jsontext import JSON
-from zarrfs.zarr.keys import NESTED, KeyTemplate
+from zarrfs.zarr.keys import KeyTemplate
 
 if TYPE_CHECKING:
     from zarrfs.zarr.dtypes import DataType
@@ -22,11 +22,22 @@ SHARDING = "sharding_indexed"  # the codec of shards
 Generation = Literal["v0", "v1", "v2", "v3", "v3-draft"]  # v0 includes the pickled documents of zarr 0.3
 
 
+class Shards(NamedTuple):
+    """The configuration of the codec for shards of one shape."""
+
+    inner_shape: tuple[int, ...]
+    counts: tuple[int, ...]  # inner chunks in each dimension
+    codecs: tuple[CodecSpec, ...]  # of inner chunks
+    index_codecs: tuple[CodecSpec, ...]
+    index_at_start: bool
+
+
 class CodecSpec(NamedTuple):
     """One codec of a pipeline, as in a document of v3."""
 
     name: str  # bytes, transpose, blosc, gzip, zstd, crc32c, sharding_indexed, vlen-utf8, ..., or numcodecs.ID
     configuration: Mapping[str, JSON] = {}
+    shards: Shards | None = None  # the configuration of sharding_indexed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +54,7 @@ class ArrayMetadata:
     attributes: Mapping[str, JSON]
     dimension_names: tuple[str | None, ...] | None = None
     fill_object: JSON = None  # the fill value of a dtype without a fixed size, or that numpy lacks, as in the document
-    keys_assumed: bool = False  # v2 without dimension_separator: old stores may nest chunks, see nested()
+    nested: KeyTemplate | None = None  # keys that old stores of v2 may have in place of `keys`: check which exist
 
     __hash__ = object.__hash__  # for caches of what derives from an array
 
@@ -68,12 +79,3 @@ class GroupMetadata:
     generation: Generation
     attributes: Mapping[str, JSON]
     implied: bool = False
-
-
-def nested(array: ArrayMetadata) -> KeyTemplate | None:
-    """Return nested chunk keys ("0/0") if `array` may have them in place of flat keys, as old stores do.
-
-    Return None if the document determines the keys, or both kinds are the same. The caller has to check which keys
-    exist.
-    """
-    return NESTED if array.keys_assumed and array.ndim > 1 else None

@@ -11,7 +11,9 @@ import io
 import pickle
 import pickletools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
 
 from zarrfs.zarr import dtypes, fillvalues
 from zarrfs.zarr.errors import MetadataError
@@ -20,7 +22,6 @@ from zarrfs.zarr.jsontext import JSON
 _LENGTH_MAX = 64 << 10  # bytes; zarr 0.3 wrote less than 1000
 _SHARED_MAX = 16  # tuples that a pickle may refer to again: nested, they would take exponential time to hash
 _STRUCT_MAX = 64 << 10  # bytes of an item; bounds the fields of fields that share a dtype
-_VERSION = 3  # of the state of a dtype; version 4 adds a metadata member
 _OPCODES = frozenset((
     "INT", "LONG", "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "UNICODE", "BINUNICODE",
     "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "STRING", "BINSTRING",
@@ -36,27 +37,37 @@ _ERRORS = (
 
 
 class _Dtype:
-    """A dtype under construction: `text` is complete once the state is set."""
+    """A dtype that is complete once its state is set."""
 
     def __init__(self, text: str | bytes, *_options: Any) -> None:
-        self.text: Any = _text(text)
-        self.shape: tuple[int, ...] = ()  # of a field that is an array
+        self._text, self.numpy = _text(text), np.dtype("V1")
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.text, self.shape = _with_state(self.text, state)
+        _version, order, subarray, names, fields, *more = state
+        if names is not None:
+            parts = [fields[name] for name in names]
+            padded = np.dtype({
+                "names": [_text(name) for name in names], "formats": [part[0].numpy for part in parts],
+                "offsets": [part[1] for part in parts], "itemsize": int(self._text[1:]),
+            })  # fmt: skip
+            if padded.itemsize > _STRUCT_MAX:
+                raise ValueError(f"fields of more than {_STRUCT_MAX} bytes")
+            self.numpy = np.dtype(padded.descr)  # padding becomes fields
+        elif subarray is not None:
+            base, shape = subarray
+            self.numpy = np.dtype((base.numpy, tuple(map(int, shape)) if isinstance(shape, tuple) else int(shape)))
+        else:
+            unit = ""
+            if self._text[:1] in ("M", "m") and len(more) > 3 and more[3]:
+                name, number, _per, _event = more[3][1] if len(more[3]) == 2 else more[3]
+                unit = f"[{number}{_text(name)}]"
+            self.numpy = dtypes.parse_v2(f"{_text(order)}{self._text}{unit}").numpy
 
-    def whole(self) -> Any:
-        """Return the text. Raise ValueError if the dtype has a shape, which only a field can have."""
-        if self.shape:
-            raise ValueError("a dtype that is an array")
-        return self.text
 
-
-class _Scalar(NamedTuple):
-    """A numpy scalar."""
-
-    dtype: _Dtype
-    data: bytes
+def _scalar(dtype: _Dtype, data: bytes) -> Any:
+    if dtype.numpy.itemsize != len(data) or dtype.numpy.names or dtype.numpy.hasobject:
+        raise MetadataError("fill_value: a scalar of another size, or of fields")
+    return fillvalues.value_of(data, dtype.numpy)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -64,7 +75,7 @@ class _Unpickler(pickle.Unpickler):
         """Return the function for a name. It is a new one, so that a pickle cannot change it."""
         known: dict[str, Callable[..., Any]] = {
             "dtype": lambda text, *options: _Dtype(text, *options),
-            "scalar": lambda dtype, data: _Scalar(dtype, data),
+            "scalar": lambda dtype, data: _scalar(dtype, data),
             "encode": lambda text, _encoding: text.encode("latin-1"),
             "bytes": lambda: b"",  # protocol 0 pickles b"" as a call
             "complex": lambda real, imaginary: [float(real), float(imaginary)],
@@ -84,14 +95,11 @@ def load(data: bytes) -> dict[str, JSON]:
         raise MetadataError(f"a pickle of more than {_LENGTH_MAX} bytes")
     try:
         _check_opcodes(data)
-        found = _Unpickler(io.BytesIO(data), encoding="bytes").load()
-        if not isinstance(found, dict):
-            raise MetadataError("a pickle that is no dict")
-        document = {_text(key): value for key, value in found.items()}
-        for name in ("dtype", "cname"):
-            value = document.get(name)
-            document[name] = value.whole() if isinstance(value, _Dtype) else _text(value)
-        document["fill_value"] = _fill(document.get("fill_value"))
+        document = {_text(key): value for key, value in _Unpickler(io.BytesIO(data), encoding="bytes").load().items()}
+        dtype: np.dtype[Any] = document["dtype"].numpy
+        if dtype.subdtype:
+            raise MetadataError("a dtype that is an array")
+        document |= {"dtype": dtypes.DataType(dtype, dtype.kind).text, "cname": _text(document["cname"])}
     except _ERRORS as error:
         raise MetadataError(f"a damaged pickle: {str(error)[:100]}") from None
     return document
@@ -123,52 +131,3 @@ def _check_opcodes(data: bytes) -> None:
 
 def _text(value: Any) -> Any:
     return value.decode("latin-1") if isinstance(value, bytes) else value
-
-
-def _fill(value: Any) -> JSON:
-    """Convert a fill value to the form that legacy.fill_in_v2() takes."""
-    if not isinstance(value, _Scalar):
-        return value
-    dtype = dtypes.parse_v2(value.dtype.whole())
-    if dtype.itemsize != len(value.data) or dtype.fields:
-        raise MetadataError("fill_value: a scalar of another size, or of fields")
-    return fillvalues.value_of(value.data, dtype)
-
-
-def _with_state(text: str, state: tuple[Any, ...]) -> tuple[Any, tuple[int, ...]]:
-    """Return (text, shape) of a dtype created as `text` ("i4", "V12") and then given numpy's pickled `state`."""
-    if state[0] not in (_VERSION, _VERSION + 1):
-        raise ValueError("a dtype with a state that is not known")
-    order, subarray, names, fields = state[1:5]
-    order = _text(order)
-    if names is not None:
-        return _fields(names, fields, int(text[1:])), ()
-    if subarray is not None:
-        base, shape = subarray
-        return base.whole(), shape if isinstance(shape, tuple) else (shape,)
-    unit = ""
-    if text[:1] in ("M", "m") and len(state) > 8 and state[8]:
-        base, number, _per, _event = state[8][1] if len(state[8]) == 2 else state[8]
-        unit = f"[{number}{_text(base)}]"
-    return f"{order}{text}{unit}", ()
-
-
-def _fields(names: Any, fields: Any, itemsize: int) -> list[JSON]:
-    """Return a list of fields, with padding as fields without a name where numpy aligned them."""
-    if not isinstance(names, tuple) or not names or not isinstance(fields, dict):
-        raise ValueError("fields without names")
-    found: list[JSON] = []
-    at = 0
-    for name in names:
-        dtype, offset = fields[name][:2]
-        if not isinstance(dtype, _Dtype) or type(offset) is not int or offset < at:
-            raise ValueError("fields that overlap")
-        if offset > at:
-            found.append(["", f"|V{offset - at}"])
-        found.append([_text(name), dtype.text, *([list(dtype.shape)] if dtype.shape else [])])
-        at = offset + dtypes.parse_v2([found[-1]]).itemsize
-        if at > _STRUCT_MAX:
-            raise ValueError(f"fields of more than {_STRUCT_MAX} bytes")
-    if at < itemsize:
-        found.append(["", f"|V{itemsize - at}"])
-    return found

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 
 from zarrfs.zarr.dtypes import DataType, parse_v2
 from zarrfs.zarr.jsontext import JSON
-from zarrfs.zarr.model import SHARDING, ArrayMetadata, CodecSpec
+from zarrfs.zarr.model import ArrayMetadata, CodecSpec
 from zarrfs.zarr.pipelines import PREFIX
-from zarrfs.zarr.sharding import parse_codecs
 
 
 def misread_codec(array: ArrayMetadata, version: int) -> str | None:
@@ -36,7 +35,7 @@ def _reinterpreting(array: ArrayMetadata) -> str | None:
         return None
     made = parse_v2(text)
     alike = made.kind in "iu" and own.kind in "iumM" and (made.itemsize, made.endian) == (own.itemsize, own.endian)
-    if made.text == own.text or alike:
+    if made == own or alike:
         return None
     return f"codec {specs[0].name.removeprefix(PREFIX)} for items of {text}, which the array does not have"
 
@@ -47,7 +46,7 @@ def _resizing(array: ArrayMetadata) -> str | None:
     These are the items of more than one byte in an array of single bytes, and those whose size quantize changes.
     """
     itemsize = array.dtype.itemsize
-    for name, configuration in array.codecs:
+    for name, configuration, _shards in array.codecs:
         short = name.removeprefix(PREFIX)
         text = configuration.get("encode_dtype" if short == "astype" else "astype")
         if short not in ("astype", "delta", "fixedscaleoffset", "quantize") or not isinstance(text, str):
@@ -59,7 +58,7 @@ def _resizing(array: ArrayMetadata) -> str | None:
 
 
 def _unread(codecs: tuple[CodecSpec, ...], dtype: DataType, old: bool) -> str | None:
-    for name, configuration in codecs:
+    for name, configuration, shards in codecs:
         short = name.removeprefix(PREFIX)
         if short == "blosc" and (inner := _unread_blosc(configuration, old)):
             return f"codec blosc with {inner}, which today's readers lack"
@@ -67,7 +66,7 @@ def _unread(codecs: tuple[CodecSpec, ...], dtype: DataType, old: bool) -> str | 
             return f"codec categorize of {'objects' if dtype.kind == 'O' else 'bytes'}, which today's readers lack"
         if short in ("vlen-utf8", "vlen-bytes") and dtype.itemsize:
             return f"codec {short} of items of a fixed length, which today's readers lack"
-        if name == SHARDING and (reason := _unread(parse_codecs(configuration.get("codecs")), dtype, old)):
+        if shards and (reason := _unread(shards.codecs, dtype, old)):
             return reason
     return None
 

@@ -1,48 +1,48 @@
-"""Lists of codecs in documents of Zarr v3, and the configuration of the codec of shards, sharding_indexed."""
+"""Lists of codecs in documents of Zarr v3, with the configuration of the codec of shards, sharding_indexed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any
 
 from zarrfs.zarr.errors import CodecError, MetadataError
 from zarrfs.zarr.jsontext import JSON, named
-from zarrfs.zarr.model import SHARDING, CodecSpec
+from zarrfs.zarr.model import SHARDING, CodecSpec, Shards
 
 _INDEX_CODECS: JSON = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+_NESTED_MAX = 8  # shards within shards
 
 
-class Shards(NamedTuple):
-    """The configuration of the codec for shards of one shape."""
-
-    inner_shape: tuple[int, ...]
-    codecs: tuple[CodecSpec, ...]  # of inner chunks
-    index_codecs: tuple[CodecSpec, ...]
-    index_location: str  # start or end
-
-
-def parse_codecs(value: JSON) -> tuple[CodecSpec, ...]:
-    """Parse a list of codecs. Raise MetadataError."""
+def parse_codecs(value: JSON, shape: tuple[int, ...], depth: int = 0) -> tuple[CodecSpec, ...]:
+    """Parse a list of codecs for chunks of `shape`, and those of shards in it. Raise MetadataError."""
     if not isinstance(value, list) or not value:
         raise MetadataError("codecs: not a list, or empty")
-    found = [named(item, "codecs") for item in value]
-    # endian: the name of the codec "bytes" before the specification was accepted
-    return tuple(CodecSpec("bytes" if name == "endian" else name, configuration) for name, configuration in found)
+    found = []
+    for item in value:
+        name, configuration = named(item, "codecs")
+        shards = _parse_shards(configuration, shape, depth) if name == SHARDING else None
+        if name == "transpose":
+            order: Any = configuration.get("order")
+            valid = isinstance(order, list) and all(type(at) is int for at in order)
+            if not valid or sorted(order) != [*range(len(shape))]:
+                raise CodecError(name, f"order {order} is not one of {len(shape)} axes")
+            shape = tuple(shape[at] for at in order)
+        # endian: the name of the codec "bytes" before the specification was accepted
+        found.append(CodecSpec("bytes" if name == "endian" else name, configuration, shards))
+    return tuple(found)
 
 
-def parse_shards(configuration: Mapping[str, JSON], shape: tuple[int, ...]) -> Shards:
-    """Parse the configuration of the codec for shards of `shape`. Raise CodecError."""
+def _parse_shards(configuration: dict[str, JSON], shape: tuple[int, ...], depth: int) -> Shards:
+    if depth == _NESTED_MAX:
+        raise MetadataError(f"codecs: more than {_NESTED_MAX} shards within shards")
     inner = configuration.get("chunk_shape")
-    if not isinstance(inner, list | tuple) or len(inner) != len(shape):
+    if not isinstance(inner, list) or len(inner) != len(shape):
         raise CodecError(SHARDING, f"chunk_shape {inner} where shards have {len(shape)} dimensions")
     if any(type(step) is not int or step < 1 or whole % step for step, whole in zip(inner, shape, strict=True)):
-        raise CodecError(SHARDING, f"shards of {list(shape)} are no whole number of chunks of {list(inner)}")
+        raise CodecError(SHARDING, f"shards of {list(shape)} are no whole number of chunks of {inner}")
     location = configuration.get("index_location", "end")
     if location not in ("start", "end"):
         raise CodecError(SHARDING, f"index_location {location} is not known")
-    try:
-        codecs = parse_codecs(configuration.get("codecs"))
-        index_codecs = parse_codecs(configuration.get("index_codecs", _INDEX_CODECS))
-    except MetadataError as exc:
-        raise CodecError(SHARDING, str(exc)) from None
-    return Shards(tuple(inner), codecs, index_codecs, location)
+    counts = tuple(whole // step for step, whole in zip(inner, shape, strict=True))
+    codecs = parse_codecs(configuration.get("codecs"), tuple(inner), depth + 1)
+    index_codecs = parse_codecs(configuration.get("index_codecs", _INDEX_CODECS), (*counts, 2), depth + 1)
+    return Shards(tuple(inner), counts, codecs, index_codecs, location == "start")

@@ -14,7 +14,7 @@ from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.keys import KeyTemplate
-from zarrfs.zarr.model import SHARDING, ArrayMetadata
+from zarrfs.zarr.model import ArrayMetadata
 from zarrfs.zarr.pipelines import bytes_codec
 from zarrfs.zarr.readers import misread_codec
 
@@ -74,9 +74,9 @@ def _opaque(array: ArrayMetadata) -> ArrayMetadata:
 
 
 def _in_v3(dtype: DataType) -> bool:
-    """Return whether v3 has a data type for such items in little-endian order."""
+    """Return whether v3 has a data type for such items."""
     try:
-        dtypes.as_v3(dtypes.little_endian(dtype))
+        dtypes.as_v3(dtype)
     except MetadataError:
         return False
     return True
@@ -84,7 +84,7 @@ def _in_v3(dtype: DataType) -> bool:
 
 def _inner(array: ArrayMetadata) -> ArrayMetadata | None:
     """Return the array of inner chunks; None if chunks are not shards, or can only be decoded whole."""
-    if not any(spec.name == SHARDING for spec in array.codecs):
+    if not any(spec.shards for spec in array.codecs):
         return None
     from zarrfs.zarr.codecs import inner_array
 

@@ -6,19 +6,20 @@ convention for dimension names.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from zarrfs.zarr import dtypes, fillvalues
-from zarrfs.zarr.common import check_format, regular_grid, required
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.keys import FLAT, NESTED, KeyTemplate
-from zarrfs.zarr.model import SHARDING, ArrayMetadata, CodecSpec, GroupMetadata
+from zarrfs.zarr.layout import Layout, check_chunk, required
+from zarrfs.zarr.model import SHARDING, ArrayMetadata, CodecSpec, Generation, GroupMetadata
 from zarrfs.zarr.pipelines import BLOSC_SHUFFLES, PREFIX, pipeline_from_v2
 
 DIMENSIONS = "_ARRAY_DIMENSIONS"  # xarray's attribute for what v3 calls dimension_names
 FILL_ATTRIBUTE = "_FillValue"  # of the CF conventions
 GROUP_DOCUMENT: dict[str, JSON] = {"zarr_format": 2}
 
-_KEYS = {None: FLAT, ".": FLAT, "/": NESTED}  # by dimension_separator
 # Codecs that turn arrays into bytes; v2 lists them as filters
 _OBJECT_CODECS = (
     "vlen-utf8", "vlen-bytes", *(PREFIX + name for name in ("json", "json2", "msgpack2", "pickle", "vlen-array")),
@@ -29,35 +30,27 @@ _ARRAY_COMPRESSORS = (f"{PREFIX}pcodec", f"{PREFIX}zfpy")  # compressors that ta
 # -- reading
 
 
-def parse_group(document: dict[str, JSON], attributes: dict[str, JSON]) -> GroupMetadata:
-    """Parse the members of a `.zgroup`. Raise MetadataError."""
-    check_format(document, 2)
-    return GroupMetadata("v2", attributes)
-
-
-def parse_array(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetadata:
-    """Parse the members of a `.zarray`. Raise MetadataError."""
-    check_format(document, 2)
+def parse_array(
+    document: Mapping[str, JSON], attributes: Mapping[str, JSON], layout: Layout, generation: Generation = "v2"
+) -> ArrayMetadata:
+    """Parse the members of a `.zarray`, or of a document of an older generation in this form. Raise MetadataError."""
     filters = document.get("filters") or []
     if not isinstance(filters, list):
         raise MetadataError("filters: neither null nor a list")
-    compressor = document.get("compressor")
+    compressor, grid = document.get("compressor"), layout.grid
     dtype = dtypes.parse_v2(required(document, "dtype"))
     if dtype.kind == "O":
         names = [codec.get("id") for codec in (*filters, compressor) if isinstance(codec, dict)]
         dtype = dtypes.TEXT if "vlen-utf8" in names else dtypes.BYTES if "vlen-bytes" in names else dtype
-    separator = document.get("dimension_separator")
-    if separator not in (None, ".", "/"):
-        raise MetadataError("dimension_separator: neither . nor /")
-    grid = regular_grid(required(document, "shape"), required(document, "chunks"), dtype)
+    check_chunk(grid, dtype.itemsize)
     fill, fill_object = fillvalues.from_v2(document.get("fill_value"), dtype)
     order = document.get("order", "C")
     if order not in ("C", "F"):
         raise MetadataError("order: neither C nor F")
     codecs = pipeline_from_v2(dtype, len(grid.shape) if order == "F" else 0, filters, compressor)
     return ArrayMetadata(
-        "v2", grid.shape, grid, dtype, fill, codecs, _KEYS[separator], attributes,
-        fill_object=fill_object, keys_assumed=separator is None,
+        generation, grid.shape, grid, dtype, fill, codecs, layout.keys, attributes,
+        fill_object=fill_object, nested=layout.nested,
     )  # fmt: skip
 
 
@@ -123,7 +116,7 @@ def _fill_value(array: ArrayMetadata) -> JSON:
     value, dtype = fillvalues.as_v2(array), array.dtype
     if array.generation != "v3" or array.fill is None:
         return value
-    if dtype.kind == "M" and "[" not in dtype.text:  # numpy cannot convert a number to a date without a unit
+    if dtype.kind == "M" and "[" not in dtype.numpy.str:  # numpy cannot convert a number to a date without a unit
         if fillvalues.from_v2("NaT", dtype)[0] != array.fill:
             raise MetadataError(f"fill_value: {value}, a date without a unit, which no reader of Zarr v2 takes")
         return "NaT"

@@ -7,34 +7,21 @@ reader and as a writer; xarray's conventions for v2 and v3 (dimension names, _Fi
 from __future__ import annotations
 
 import base64
-import functools
 import math
 import struct
-from collections.abc import Collection
-from typing import Any
 
 from zarrfs.zarr import dtypes, fillvalues, v2
-from zarrfs.zarr.common import check_format, node_attributes, regular_grid, required
 from zarrfs.zarr.dtypes import Endian
-from zarrfs.zarr.errors import CodecError, MetadataError, Unsupported
-from zarrfs.zarr.jsontext import JSON, named
-from zarrfs.zarr.keys import KeyTemplate
-from zarrfs.zarr.model import SHARDING, ArrayMetadata, CodecSpec, GroupMetadata
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.jsontext import JSON
+from zarrfs.zarr.keys import DEFAULT, KeyTemplate
+from zarrfs.zarr.layout import check_chunk, layout_of, node_attributes, required
+from zarrfs.zarr.model import ArrayMetadata, CodecSpec, GroupMetadata
 from zarrfs.zarr.pipelines import PREFIX, check_v3_order
-from zarrfs.zarr.sharding import parse_codecs, parse_shards
+from zarrfs.zarr.sharding import parse_codecs
 
-_GROUP_MEMBERS = {"zarr_format", "node_type", "attributes", "consolidated_metadata"}
-_ARRAY_MEMBERS = {
-    "zarr_format", "node_type", "attributes", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value",
-    "codecs", "storage_transformers", "dimension_names",
-}  # fmt: skip
 _NAMES_ALONE = ("bytes", "crc32c", "vlen-utf8", "vlen-bytes")  # zarr-python requires a configuration of other codecs
-_NESTED_MAX = 8  # shards within shards, and key encodings within key encodings
 _WITH_FILL_ATTRIBUTE = "biufcT"  # kinds of data types; with others, xarray cannot open a data set that has one
-
-
-class Experimental(Unsupported):
-    """A `zarr.json` that is the entry point of the experimental v3; draft.entry_point() parses it."""
 
 
 # -- reading
@@ -46,70 +33,26 @@ def parse_node(document: dict[str, JSON]) -> ArrayMetadata | GroupMetadata:
     Raise MetadataError if the document is invalid or has unknown extensions that must be understood, and Experimental
     if it is the entry point of the experimental v3.
     """
-    if isinstance(document.get("zarr_format"), str):
-        raise Experimental("zarr_format: an entry point of the experimental v3 of zarr-python 2, and no node")
-    check_format(document, 3)
-    kind = required(document, "node_type")
-    if kind not in ("array", "group"):
-        raise MetadataError("node_type: neither array nor group")
+    layout = layout_of("zarr.json", document)
     attributes = node_attributes(document)
-    _check_members(document, _ARRAY_MEMBERS if kind == "array" else _GROUP_MEMBERS)
-    return GroupMetadata("v3", attributes) if kind == "group" else _parse_array(document, attributes)
-
-
-def _check_members(document: dict[str, JSON], known: Collection[str]) -> None:
-    """Raise MetadataError for members that are not known and have to be understood."""
-    for name, value in document.items():
-        ignored = isinstance(value, dict) and value.get("must_understand") is False
-        # early releases of zarr-python 3 wrote these two members with empty values
-        empty = not value and name in ("extensions", "consolidated_metadata")
-        if name not in known and not ignored and not empty:
-            raise Unsupported(f"{name[:60]!r} must be understood, and is not known")
-
-
-def _parse_array(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetadata:
-    codecs = parse_codecs(required(document, "codecs"))
-    endian = _endian(codecs, 0)
+    if layout is None:
+        return GroupMetadata("v3", attributes)
+    grid = layout.grid
+    codecs = parse_codecs(required(document, "codecs"), grid.chunks)
+    endian = _endian(codecs)
     dtype = dtypes.parse_v3(required(document, "data_type"), endian or "little")
     # zarr-python omits endian for fields, which are little-endian
-    if endian is None and dtype.endian and not dtype.fields and _takes_items(codecs):
+    if endian is None and dtype.endian and not dtype.numpy.names and _takes_items(codecs):
         raise MetadataError("codecs: bytes without endian, for items of several bytes")
-    name, grid_configuration = named(required(document, "chunk_grid"), "chunk_grid")
-    if name != "regular":
-        raise Unsupported(f"chunk_grid {name[:60]!r} is not known")
-    chunks = required(grid_configuration, "chunk_shape")
-    grid = regular_grid(required(document, "shape"), chunks, dtype)
-    _check_shards(codecs, grid.chunks, 0)
+    check_chunk(grid, dtype.itemsize)
     fill, fill_object = fillvalues.from_v3(required(document, "fill_value"), dtype)
-    keys = _parse_encoding(required(document, "chunk_key_encoding"))
-    _check_transformers(document.get("storage_transformers") or [])
     return ArrayMetadata(
-        "v3", grid.shape, grid, dtype, fill, codecs, keys, attributes,
+        "v3", grid.shape, grid, dtype, fill, codecs, layout.keys, attributes,
         _dimension_names(document.get("dimension_names"), len(grid.shape)), fill_object,
     )  # fmt: skip
 
 
-def _check_shards(codecs: tuple[CodecSpec, ...], shape: tuple[int, ...], depth: int) -> None:
-    """Raise CodecError or MetadataError if the configuration of a codec for shards of `shape` is invalid."""
-    for name, configuration in codecs:
-        if name == "transpose":
-            order: Any = configuration.get("order")
-            valid = isinstance(order, list) and all(type(at) is int for at in order)
-            if not valid or sorted(order) != [*range(len(shape))]:
-                raise CodecError(name, f"order {order} is not one of {len(shape)} axes")
-            shape = tuple(shape[at] for at in order)
-        elif name == SHARDING:
-            _check_depth(depth)
-            shards = parse_shards(configuration, shape)
-            _check_shards(shards.codecs, shards.inner_shape, depth + 1)
-
-
-def _check_depth(depth: int) -> None:
-    if depth == _NESTED_MAX:
-        raise MetadataError(f"codecs: more than {_NESTED_MAX} shards within shards")
-
-
-def _endian(codecs: tuple[CodecSpec, ...], depth: int) -> Endian | None:
+def _endian(codecs: tuple[CodecSpec, ...]) -> Endian | None:
     """Return the byte order of items in chunks; None if no codec states it."""
     for codec in codecs:
         if codec.name == "bytes":
@@ -117,9 +60,8 @@ def _endian(codecs: tuple[CodecSpec, ...], depth: int) -> Endian | None:
             if endian not in (None, "little", "big"):
                 raise MetadataError("codecs: bytes with an endian that is neither little nor big")
             return endian
-        if codec.name == SHARDING:
-            _check_depth(depth)
-            return _endian(parse_codecs(codec.configuration.get("codecs")), depth + 1)
+        if codec.shards:
+            return _endian(codec.shards.codecs)
     return None
 
 
@@ -127,44 +69,6 @@ def _takes_items(codecs: tuple[CodecSpec, ...]) -> bool:
     """Return True if the codec "bytes" takes items of the data type, not the output of a filter."""
     names = [codec.name for codec in codecs]
     return "bytes" in names and all(name == "transpose" for name in names[: names.index("bytes")])
-
-
-def _parse_encoding(value: JSON, depth: int = 0) -> KeyTemplate:
-    name, configuration = named(value, "chunk_key_encoding")
-    if name in ("prefix", "suffix"):
-        base = configuration.get("base_encoding", configuration.get("base-encoding", "default"))
-        if depth == _NESTED_MAX:
-            raise MetadataError(f"chunk_key_encoding: more than {_NESTED_MAX} within each other")
-        return _extended(name, _text(configuration, name), _parse_encoding(base, depth + 1))
-    parts = (_text(configuration, part) for part in ("separator", "prefix", "suffix"))
-    return _template(name, *parts)
-
-
-def _extended(name: str, text: str | None, base: KeyTemplate) -> KeyTemplate:
-    """Return the template with `text` before ("prefix") or after ("suffix") every key of `base`."""
-    if name == "prefix":
-        return KeyTemplate("", (text or "") + base.prefix, base.separator, base.suffix, (text or "") + base.scalar)
-    return KeyTemplate("", base.prefix, base.separator, base.suffix + (text or ""), base.scalar + (text or ""))
-
-
-def _text(configuration: dict[str, Any], name: str) -> str | None:
-    value = configuration.get(name)
-    if value is not None and not isinstance(value, str):
-        raise MetadataError(f"chunk_key_encoding: {name} is no text")
-    return value
-
-
-@functools.lru_cache(256)
-def _template(name: str, separator: str | None, prefix: str | None, suffix: str | None) -> KeyTemplate:
-    """Return the template of an encoding. It may have a prefix and a suffix, as in the first draft of Zarr v3."""
-    if name not in ("default", "v2"):
-        raise Unsupported(f"chunk_key_encoding {name[:60]!r} is not known")
-    if prefix is None and suffix is None and separator not in (None, ".", "/"):
-        raise MetadataError("chunk_key_encoding: the separator is neither . nor /")
-    lead, usual = ("c", "/") if name == "default" else ("", ".")
-    return KeyTemplate.joined(
-        lead if prefix is None else prefix, usual if separator is None else separator, suffix or ""
-    )
 
 
 def _dimension_names(value: JSON, ndim: int) -> tuple[str | None, ...] | None:
@@ -175,15 +79,6 @@ def _dimension_names(value: JSON, ndim: int) -> tuple[str | None, ...] | None:
     if not all(item is None or isinstance(item, str) for item in value):
         raise MetadataError("dimension_names: neither text nor null")
     return tuple(value)
-
-
-def _check_transformers(value: JSON) -> None:
-    if not isinstance(value, list):
-        raise MetadataError("storage_transformers: not a list")
-    for item in value:
-        name, _configuration = named(item, "storage_transformers")
-        if not isinstance(item, dict) or item.get("must_understand") is not False:
-            raise Unsupported(f"storage transformer {name[:60]!r} must be understood, and is not known")
 
 
 # -- writing
@@ -223,12 +118,7 @@ def chunk_keys(array: ArrayMetadata) -> KeyTemplate:
     Raise MetadataError as v2.chunk_keys() does.
     """
     keys = array.keys
-    return keys if keys == _default_keys(keys.separator) else v2.chunk_keys(array)
-
-
-@functools.lru_cache(16)
-def _default_keys(separator: str) -> KeyTemplate:
-    return KeyTemplate("", "c" + separator, separator, "", "c")
+    return keys if keys in (DEFAULT, KeyTemplate.joined("c")) else v2.chunk_keys(array)
 
 
 def encoding(keys: KeyTemplate) -> JSON:
@@ -238,7 +128,7 @@ def encoding(keys: KeyTemplate) -> JSON:
 
 def _data_type(array: ArrayMetadata) -> JSON:
     dtype = array.dtype
-    if dtype.fields and (dtype.mixed or dtype.endian == "big"):
+    if dtype.numpy.names and (dtype.mixed or dtype.endian == "big"):
         raise MetadataError("fields of a structured data type are little-endian in Zarr v3")
     return dtypes.as_v3(dtype)
 
