@@ -166,10 +166,11 @@ def test_directories_behind_links_are_listed_under_the_requested_path(form: str,
     upper.mkdir()
     zarr.create_group(tree / "v3")
     zarr.create_array(tree / "v3/x", shape=(2,), chunks=(1,), dtype="u1", fill_value=0, compressors=None)[:] = [65, 66]
-    links = {"latest": "v3", "v3/x/back": "../..", "gone": "nowhere"}
+    links = {"latest": "v3", "v3/x/back": "../..", "gone": "nowhere", "far": "n" * 300}
     for name, target in links.items():
         (tree / name).symlink_to(target)
-    files = {str(path.relative_to(tree)): path for path in tree.rglob("*") if path.is_file()}
+    found = [path for path in tree.rglob("*") if not path.is_symlink() and path.is_file()]
+    files = {str(path.relative_to(tree)): path for path in found}
     (tmp_path / "a.json").write_text(json.dumps({
         **{key: {"mode": 0o100644, "encoding": "utf-8", "data": path.read_text()} for key, path in files.items()},
         **{key: {"mode": 0o120777, "data": target} for key, target in links.items()},
@@ -181,6 +182,7 @@ def test_directories_behind_links_are_listed_under_the_requested_path(form: str,
     assert sorted(listed.ls("/latest", detail=False)) == ["/latest/x", "/latest/zarr.json"]
     assert listed.info("/latest/x/c/1")["size"] == 1
     assert listed.find("") == [
+        "/far",
         "/gone",
         *(f"/{top}/{name}" for top in ("latest", "v3") for name in below),
     ]  # not endless

@@ -11,7 +11,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import trio
@@ -30,7 +30,7 @@ from zarrfs.store.api import (
 )
 from zarrfs.store.directory import answers, info_of, not_opened
 from zarrfs.store.traversal import extents
-from zarrfs.store.upper import RECORD, UNFINISHED, Upper, remove_unfinished, reserved
+from zarrfs.store.upper import RECORD, UNFINISHED, Upper, UpperListing, remove_unfinished, reserved
 from zarrfs.store.uri import file_uri
 from zarrfs.store.values import FileValue, open_sized
 from zarrfs.store.writing import RESERVED, NewFile
@@ -90,24 +90,24 @@ class Now:
     def __init__(self, overlay: Overlay) -> None:
         self._overlay, self._upper = overlay, overlay.upper
         self.infos: dict[str, Info | None] = {}
-        self.children: dict[str, list[str]] = {}  # names in directories of the lower store
+        self.children: dict[str, list[Info]] = {}  # in directories of the lower store
 
     def find(self, key: str) -> OverlayEntry:
         """Return the entry at `key`, as Overlay.find() does."""
         self._overlay.check_shown(key)
         status = self._upper.status(key)
         below = self._below(key) if status is None or stat.S_ISDIR(status.st_mode) else None
-        return _merged(key, status, below)
+        return _entry(key, status, below)
 
     def is_empty(self, key: str) -> bool:
         """Return whether a directory has no entries."""
-        statuses, hidden, opaque = self._upper.listing(key) or ({}, set(), False)
-        below = None if statuses or opaque else self._below(key)
+        above = self._upper.listing(key)
+        below = None if above is not None and above.opaque else self._below(key)
         if below is None or below.kind is not Kind.DIRECTORY:
-            return not statuses
+            return not merged(above, ())
         if key not in self.children:
             raise _Unknown(key, True)
-        return all(name in hidden or reserved(name) for name in self.children[key])
+        return not merged(above, self.children[key])
 
     def hides_lower(self, key: str) -> bool:
         """Return whether removing the upper entry at `key` would uncover a lower one, unless a whiteout is written."""
@@ -174,7 +174,7 @@ class Overlay(Store):
         """Return the entry at `key`. Raise NotFound, also for reserved names and below a file; InvalidKey."""
         self.check_shown(key)
         status = self.upper.status(key)
-        return _merged(key, status, await self.below(key) if status is None or stat.S_ISDIR(status.st_mode) else None)
+        return _entry(key, status, await self.below(key) if status is None or stat.S_ISDIR(status.st_mode) else None)
 
     async def change(self, step: Callable[[Now], T], *keys: str) -> T:
         """Return step(): a change of the upper directory that no other one interrupts, because it does not await.
@@ -191,7 +191,7 @@ class Overlay(Store):
                 return step(now)
             except _Unknown as exc:
                 if exc.children:
-                    now.children[exc.key] = list(await self._lower_names(exc.key))
+                    now.children[exc.key] = [info async for info in self._lower_entries(exc.key)]
                 else:
                     now.infos[exc.key] = await self._info_below(exc.key)
 
@@ -224,23 +224,13 @@ class Overlay(Store):
     async def entries(self, key: str) -> list[MergedEntry]:
         """Return the merged entries of a directory, by name. Raise NotFound or NotDirectory."""
         self.check_shown(key)
-        listing = self.upper.listing(key)
-        found = await self.find(key) if listing is None else OverlayEntry(None, await self.below(key))
-        if listing is None and not found.is_directory:
+        above = self.upper.listing(key)
+        below = await self.below(key)
+        if above is None and (below is None or below.kind is not Kind.DIRECTORY):
+            await self.find(key)
             raise NotDirectory(key)
-        statuses, hidden, opaque = listing or ({}, set(), False)
-        merged = {name: MergedEntry(name, status, None) for name, status in statuses.items()}
-        if found.is_directory and not opaque and self.lower is not None:
-            async for info in self.lower.list_dir(key):
-                name = info.name
-                above = merged.get(name)
-                if name in hidden or reserved(name):
-                    continue
-                if above is None:
-                    merged[name] = MergedEntry(name, None, _with_mode(info))
-                elif info.kind is Kind.DIRECTORY and above.status is not None and stat.S_ISDIR(above.status.st_mode):
-                    merged[name] = MergedEntry(name, above.status, _with_mode(info))
-        return [merged[name] for name in sorted(merged)]
+        shows_lower = below is not None and below.kind is Kind.DIRECTORY and not (above is not None and above.opaque)
+        return merged(above, [info async for info in self._lower_entries(key)] if shows_lower else ())
 
     def check_shown(self, key: str) -> None:
         """Raise InvalidKey, or NotFound for a reserved name."""
@@ -470,8 +460,8 @@ class Overlay(Store):
 
     async def _changes(self, prefix: str, over: bool) -> AsyncIterator[Change]:
         """Yield the changes in an upper directory; `over`: whether it is merged with a lower one."""
-        statuses, hidden, opaque = self.upper.listing(prefix) or ({}, set(), False)
-        lower = await self._lower_names(prefix) if over else {}
+        statuses, hidden, opaque = self.upper.listing(prefix) or UpperListing({}, set(), False)
+        lower = {info.name: info async for info in self._lower_entries(prefix)} if over else {}
         gone = set(lower) if opaque else hidden & set(lower)
         for name in sorted({*statuses, *gone}):
             key = join_key(prefix, name)
@@ -481,28 +471,38 @@ class Overlay(Store):
                 yield Change("deleted", key, None)
                 continue
             tree = stat.S_ISDIR(status.st_mode)
-            merged = tree and name not in gone and below is not None and below.kind is Kind.DIRECTORY
+            both = tree and name not in gone and below is not None and below.kind is Kind.DIRECTORY
             if not tree and below is not None and below.kind is not Kind.DIRECTORY:
                 yield Change("changed", key, status)
-            elif not merged:
+            elif not both:
                 if below is not None:
                     yield Change("deleted", key, None)
                 yield Change("added", key, status)
             elif below is not None and below.mode is not None and stat.S_IMODE(status.st_mode) != below.mode:
                 yield Change("changed", key, status)
             if tree:
-                async for change in self._changes(key, merged):
+                async for change in self._changes(key, both):
                     yield change
 
-    async def _lower_names(self, prefix: str) -> dict[str, Info]:
+    async def _lower_entries(self, key: str) -> AsyncIterator[Info]:
         assert self.lower is not None
-        try:
-            return {info.name: _with_mode(info) async for info in self.lower.list_dir(prefix)}
-        except (NotFound, NotDirectory):
-            return {}
+        async for info in self.lower.list_dir(key):
+            yield _with_mode(info)
 
 
-def _merged(key: str, status: os.stat_result | None, below: Info | None) -> OverlayEntry:
+def merged(above: UpperListing | None, lower: Iterable[Info]) -> list[MergedEntry]:
+    """Return the entries of a directory of an overlay, by name."""
+    statuses, hidden, _ = above or UpperListing({}, set(), False)
+    found = {name: MergedEntry(name, status, None) for name, status in statuses.items()}
+    for info in lower:
+        name, status = info.name, statuses.get(info.name)
+        shown = status is None or (info.kind is Kind.DIRECTORY and stat.S_ISDIR(status.st_mode))
+        if shown and name not in hidden and not reserved(name):
+            found[name] = MergedEntry(name, status, info)
+    return [found[name] for name in sorted(found)]
+
+
+def _entry(key: str, status: os.stat_result | None, below: Info | None) -> OverlayEntry:
     if status is None and below is None:
         raise NotFound(key)
     if status is not None and (below is None or below.kind is not Kind.DIRECTORY):

@@ -13,6 +13,7 @@ from zarrfs.errors import (
     NotFound,
     OutOfRange,
     ReadError,
+    StoreError,
     TargetChanged,
     TargetMissing,
     ZarrfsError,
@@ -51,8 +52,8 @@ async def follow(store: Store, key: str) -> str | None:
         at = "/".join([*done, part])
         try:
             info = await store.info(at, sized=False)
-        except (NotFound, NotDirectory) as exc:
-            if of_link:
+        except StoreError as exc:
+            if of_link:  # a target may also have a name that is too long
                 raise Dangling(at) from exc
             raise
         if info.kind is Kind.SYMLINK:
@@ -76,12 +77,10 @@ async def resolve(store: Store, key: str, sized: bool = True) -> tuple[str, Info
     info = await store.info(key, sized)
     if info.kind is not Kind.SYMLINK:
         return key, info
-    try:
+    with contextlib.suppress(StoreError):
         target = await follow(store, key)
         if target is not None:
             return target, await store.info(target, sized)
-    except (NotFound, NotDirectory):
-        pass
     raise ReadError(key, NOWHERE)
 
 

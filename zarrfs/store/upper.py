@@ -18,7 +18,7 @@ import re
 import shlex
 import stat
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from zarrfs.errors import SourceError, reason_of
 from zarrfs.store.api import join_key, split_key
@@ -54,6 +54,14 @@ _VERSION = 1
 _OPAQUE, _PREFIX = os.fsencode(OPAQUE), os.fsencode(PREFIX)
 # Errors that mean an absent entry. ENAMETOOLONG: with PREFIX, the name of a whiteout may be too long.
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+
+
+class UpperListing(NamedTuple):
+    """The entries of an upper directory, and what it hides of the lower one."""
+
+    statuses: dict[str, os.stat_result]  # lstat by name
+    hidden: set[str]  # names with a whiteout
+    opaque: bool
 
 
 class Upper:
@@ -209,8 +217,8 @@ class Upper:
         with self.at(key) as (directory, name):
             return os.fsdecode(os.readlink(name, dir_fd=directory))
 
-    def listing(self, key: str) -> tuple[dict[str, os.stat_result], set[str], bool] | None:
-        """Return (lstat by name, hidden names, whether it is opaque) of a directory; None if it does not exist."""
+    def listing(self, key: str) -> UpperListing | None:
+        """List a directory; return None if it does not exist."""
         try:
             descriptor = self.open(key, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as exc:
@@ -229,8 +237,9 @@ class Upper:
         finally:
             os.close(descriptor)
         if self.plain:
-            return statuses, set(), False
-        return statuses, {gone for name in found if (gone := hidden_name(name)) is not None}, OPAQUE in found
+            return UpperListing(statuses, set(), False)
+        hidden = {gone for name in found if (gone := hidden_name(name)) is not None}
+        return UpperListing(statuses, hidden, OPAQUE in found)
 
     # -- whiteouts
 
