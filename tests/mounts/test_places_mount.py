@@ -78,8 +78,6 @@ def test_blobs_read_over_http_are_kept_in_the_cache(nginx: Nginx, document: Path
     shutil.rmtree(place)
     with mounted(document, tmp_path / "mnt", f"blobs={url}", f"cache_dir={cache}") as root:
         check_files(root)
-    with mounted(document, tmp_path / "mnt", f"blobs={cache}/blobs") as root:
-        check_files(root)
 
 
 def test_an_instance_without_a_broker(flux: FakeFlux, tmp_path: Path) -> None:

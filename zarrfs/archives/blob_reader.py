@@ -2,8 +2,7 @@
 
 Source: RFC 10 (blobrefs). A place (-o blobs=) is a directory or a URL, where a blob is at PLACE/BLOBREF, or flux:, the
 running Flux instance. A blob is read whole from the first place that has it, hashed, and cached in memory. With
-cache_dir=, blobs that come from a URL or from Flux are also written to DIR/blobs, which is read like any other
-directory: nothing in it is trusted.
+cache_dir=, blobs that come from a URL or from Flux are also cached on disk, where nothing is trusted either.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ import os
 import stat
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import trio
 
 from zarrfs.archives.blobrefs import canonical, hash_of
 from zarrfs.archives.source_kinds import FLUX
-from zarrfs.cache.directory import BACK_OFF, BLOBS, CacheDirectory
 from zarrfs.cache.memory import BlockCache, arrived
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import for_each
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetMissing, WrongHash, reason_of
+from zarrfs.net.versions import TargetVersion
 from zarrfs.store.targets import TargetReader
 from zarrfs.store.uri import path_of_uri
 from zarrfs.system.buffers import Buffer, read_all
@@ -38,13 +37,14 @@ from zarrfs.system.own_mount import OWN_MOUNT, RULE
 
 if TYPE_CHECKING:
     from zarrfs.archives.flux_blobs import FluxBlobs
+    from zarrfs.cache.disk import DiskCache
     from zarrfs.store.remotefiles import RemoteFiles
 
 log = logging.getLogger(__name__)
 
 _THREADS = 16  # that read directories, and hash
 _HASHED_HERE = 32 << 10  # bytes hashed on the trio loop: at most 50 us, while a thread would take 100 us
-_CACHE = "cache"  # the kind of the place in cache_dir, whose failures are no reader's concern
+_CACHE = "cache"  # the kind of the cache on disk
 _WARNINGS = 4096  # warnings remembered, so that each is logged once
 
 
@@ -75,13 +75,12 @@ class BlobReader(TargetReader):
         self._places = [self._place(source) for source in sources]
         remote = [number for number, place in enumerate(self._places) if place.directory is None]
         self._remote = bool(remote)
-        self._disk: CacheDirectory | None = None
-        self._disk_until = 0.0  # after a failure, nothing is written to it before this time
+        self._disk: DiskCache | None = None
         if remote and options.cache_dir is not None:
-            self._disk = CacheDirectory(options.cache_dir, options.cache_size)
-            cached = self._place(os.path.join(options.cache_dir, BLOBS))
-            fetch = functools.partial(self._from_cache, self._disk, cached.fetch)
-            self._places.insert(remote[0], cached._replace(kind=_CACHE, fetch=fetch))
+            from zarrfs.cache.disk import DiskCache
+
+            self._disk = DiskCache(options.cache_dir, options.cache_size)
+            self._places.insert(remote[0], _Place(options.cache_dir, None, _CACHE, self._from_disk))
         # blobs are cached here, and their blocks nowhere; with several places, the next one is tried in an outage
         self._options = dataclasses.replace(
             options, cache_dir=None, memory_limit=memory_limit(options) // 4,
@@ -160,8 +159,9 @@ class BlobReader(TargetReader):
     def resolve(self, url: str, shown: bool = True) -> str:
         """Return where `url` is read from: the first place that is no directory or has such a file, else the first."""
         blobref, _ = _split(url)
-        found = [place for place in self._places if place.directory is None or os.path.exists(place.at(blobref))]
-        return next((place.at(blobref) for place in found or self._places), blobref)
+        places = [place for place in self._places if place.kind != _CACHE]
+        found = [place for place in places if place.directory is None or os.path.exists(place.at(blobref))]
+        return next((place.at(blobref) for place in found or places), blobref)
 
     async def aclose(self) -> None:
         self._cache.drop(lambda key: True)
@@ -200,24 +200,16 @@ class BlobReader(TargetReader):
 
     def _gravest(self, failures: list[ReadError], blobref: str) -> ReadError:
         """Return the first failure other than TargetMissing, if there is one; else that the blob is missing."""
-        shown = ", ".join(place.shown for place in self._places)
+        shown = ", ".join(place.shown for place in self._places if place.kind != _CACHE)
         where = f"in none of these places ({shown})" if shown else "no blobs= given"
         missing = TargetMissing(blobref, f"no such blob: {where}")
         return next((failure for failure in failures if not isinstance(failure, TargetMissing)), missing)
 
     def _keep(self, place: _Place, blobref: str, data: Buffer) -> None:
-        """Raise WrongHash unless `data` is the blob; if it came from elsewhere, write it to cache_dir."""
+        """Raise WrongHash unless `data` is the blob; if it came from a URL or from Flux, cache it on disk."""
         _verified(place, blobref, data)
-        if self._disk is None or place.directory is not None or not self._disk.fits(len(data)):
-            return
-        if time.monotonic() < self._disk_until:
-            return
-        try:
-            self._disk.write(BLOBS, blobref, [data])
-        except OSError as exc:
-            self._disk_until = time.monotonic() + BACK_OFF
-            path = self._disk.path
-            self._log_once(path, f"cache_dir={path}: {reason_of(exc)}; nothing is cached for now")
+        if self._disk is not None and place.directory is None and place.kind != _CACHE:
+            self._disk.write(blobref, 0, data, TargetVersion(blobref, len(data)), time.time())
 
     def _warn(self, failures: list[ReadError], blobref: str, place: _Place) -> None:
         """Log once for each failing place or bad blob that `place` was read instead."""
@@ -238,11 +230,13 @@ class BlobReader(TargetReader):
         path = f"{directory}/{blobref}"
         return await trio.to_thread.run_sync(_read_file, path, size, limiter=self._threads, abandon_on_cancel=True)
 
-    async def _from_cache(
-        self, disk: CacheDirectory, fetch: Callable[[str, int], Awaitable[Buffer]], blobref: str, size: int
-    ) -> Buffer:  # fmt: skip
-        disk.touch(BLOBS, blobref)
-        return await fetch(blobref, size)
+    async def _from_disk(self, blobref: str, size: int) -> Buffer:
+        assert self._disk is not None
+        read = functools.partial(self._disk.read, blobref, 0, size)
+        found = await trio.to_thread.run_sync(read, limiter=self._threads, abandon_on_cancel=True)
+        if found is None:
+            raise TargetMissing(blobref, "not cached")
+        return cast(Buffer, found.block)
 
     async def _from_flux(self, blobref: str, size: int) -> Buffer:
         if self._flux is None:

@@ -1,12 +1,12 @@
-"""A cache directory: files of blocks and blobs, shared by processes and nodes, and bounded in bytes.
+"""A cache directory: files of blocks (disk.py), shared by processes and nodes, and bounded in bytes.
 
-    cache_dir/zarrfs-blocks-3/    BLOCKS: a file for each block (disk.py); NAME.lease becomes NAME when it is written
-    cache_dir/blobs/sha1-9f3c...  a blob of an archive (RFC 10), as in a directory of blobs: without a header
-    cache_dir/blobs/.zarrfs-cache a mark: zarrfs has made this directory; any other one is left alone
+    cache_dir/zarrfs-blocks-3/NAME        a block or version record
+    cache_dir/zarrfs-blocks-3/NAME.lease  the lease on a block: its holder writes the block into it, and renames it
+    cache_dir/zarrfs-blocks-3/.*.tmp      a file without a lease that is being written
 
-A file is written under another name and renamed, so it is whole or absent whenever its writer is killed. There is no
-index and no lock: a process that wants to write looks through the directory, and then again after an eighth
-of the room that it has found, or a 64th of the bound. Nothing here follows a symbolic link below the cache directory.
+A file appears under its name by a rename, so it is whole or absent whenever its writer is killed. There is no index
+and no lock: a process that wants to write looks through the directory, and then again after an eighth of the room that
+it has found, or a 64th of the bound. Nothing here follows a symbolic link below the cache directory.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from collections.abc import Iterator, Sequence
 from zarrfs.system.beneath import is_local, open_cached
 from zarrfs.system.buffers import Buffer, write_parts
 
-BLOCKS, BLOBS = "zarrfs-blocks-3", "blobs"
-MARK = ".zarrfs-cache"
+BLOCKS = "zarrfs-blocks-3"
 BACK_OFF = 30.0  # seconds without writes and leases after a failed write, or without open_now() after a slow one
 TOUCH = 60.0  # seconds: the precision of the time at which a file was last used
 LEFT = 1 << 30  # bytes of the disk that stay free; a tenth of a small one
-_KEPT = re.compile(r"[0-9a-f]{32}|sha1-[0-9a-f]{40}|sha256-[0-9a-f]{64}")
+_KEPT = re.compile(r"[0-9a-f]{32}")
 _LEASE = ".lease"
 _PASSING = re.compile(r"[0-9a-f]{32}\.lease|\..*\.tmp")
 _ABANDONED = 3600.0  # seconds after which a lease or a temporary file was left by a killed process
@@ -62,8 +61,8 @@ class CacheDirectory:
         self._reserve = max(size // 16, min(_OTHERS, size // 4))
         self.local = False  # on a file system that never waits for a server
         self._resume = 0.0  # monotonic; open_now() opens nothing before
-        self._mode = 0o700  # of directories: the users who may write to the cache directory may also write below it
-        self._open: dict[str, Handle] = {}
+        self._mode = 0o700  # of BLOCKS: the users who may write to the cache directory may also write below it
+        self._opened: Handle | None = None
         self._lock = threading.Lock()  # held while the directory is looked through
         self._budget = 0  # bytes that may be written before that
         self._scratch, self._numbers = f".{secrets.token_hex(6)}", itertools.count()
@@ -73,13 +72,12 @@ class CacheDirectory:
         return size <= self._size // 2
 
     def open(self, name: str) -> int:
-        """Return a descriptor of the block `name`, for reading."""
-        return os.open(name, os.O_RDONLY | _FILE, dir_fd=self._folder(BLOCKS))
+        """Return a descriptor of the file `name`, for reading."""
+        return os.open(name, os.O_RDONLY | _FILE, dir_fd=self._root())
 
     def open_now(self, name: str) -> int:
-        """Open a block for reading. Raise BlockingIOError if that would wait."""
-        root = self._open.get(BLOCKS)
-        began = time.monotonic()
+        """Open a file for reading. Raise BlockingIOError if that would wait."""
+        root, began = self._opened, time.monotonic()
         if root is None or not self.local or began < self._resume:
             raise BlockingIOError(errno.EAGAIN, "may have to wait for a server")
         try:
@@ -88,7 +86,7 @@ class CacheDirectory:
             if (now := time.monotonic()) - began > _SLOW:
                 self._resume = now + BACK_OFF
 
-    def write(self, folder: str, name: str, parts: Sequence[Buffer], lease: Handle | None = None) -> None:
+    def write(self, name: str, parts: Sequence[Buffer], lease: Handle | None = None) -> None:
         """Write a file, and replace one of the same name. Evict others if there is no room.
 
         `lease`: write into this file of create_lease(), which ends the lease; do nothing if it was removed meanwhile.
@@ -96,43 +94,45 @@ class CacheDirectory:
         size = sum(map(len, parts))
         self._make_room(size)
         try:
-            self._write(folder, name, parts, lease)
+            self._write(name, parts, lease)
         except OSError as exc:
             if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             self._make_room(size, full=True)  # other data fill the disk, or a quota is used up
-            self._write(folder, name, parts)
+            self._write(name, parts)
 
-    def create_lease(self, name: str) -> Handle:
-        """Create the lease on a block, for write(). Raise FileExistsError if there is one."""
-        return Handle(self._create(self._folder(BLOCKS, make=True), name + _LEASE))
-
-    def stat_lease(self, name: str) -> os.stat_result:
-        """Return lstat(2) of the lease on a block."""
-        return os.stat(name + _LEASE, dir_fd=self._folder(BLOCKS), follow_symlinks=False)
-
-    def remove_lease(self, name: str) -> None:
-        """Remove the lease on a block, if there is one."""
-        self.remove(BLOCKS, name + _LEASE)
-
-    def touch(self, folder: str, name: str) -> None:
+    def touch(self, name: str) -> None:
         """Mark a file as used now, if its owner may."""
         with contextlib.suppress(OSError):
-            os.utime(name, dir_fd=self._folder(folder), follow_symlinks=False)
+            os.utime(name, dir_fd=self._root(), follow_symlinks=False)
 
-    def remove(self, folder: str, name: str) -> bool:
+    def remove(self, name: str) -> bool:
         """Remove a file, or an empty directory in its place. Return False if that fails; never raise."""
         with contextlib.suppress(OSError):
             try:
-                os.unlink(name, dir_fd=self._folder(folder))
+                os.unlink(name, dir_fd=self._root())
             except IsADirectoryError:
-                os.rmdir(name, dir_fd=self._folder(folder))
+                os.rmdir(name, dir_fd=self._root())
             return True
         return False
 
     def close(self) -> None:
-        """Close the descriptors; they are opened again when needed."""
-        self._open = {}
+        """Close the directory; it is opened again when needed."""
+        self._opened = None
+
+    # -- leases
+
+    def create_lease(self, name: str) -> Handle:
+        """Create the lease on a block, for write(). Raise FileExistsError if there is one."""
+        return Handle(self._create(self._root(make=True), name + _LEASE))
+
+    def stat_lease(self, name: str) -> os.stat_result:
+        """Return lstat(2) of the lease on a block."""
+        return os.stat(name + _LEASE, dir_fd=self._root(), follow_symlinks=False)
+
+    def remove_lease(self, name: str) -> None:
+        """Remove the lease on a block, if there is one."""
+        self.remove(name + _LEASE)
 
     # -- room
 
@@ -143,75 +143,67 @@ class CacheDirectory:
             if count <= self._budget and not full:
                 self._budget -= count
                 return
-            total, files, now = 0, [], time.time()
-            for folder, name, status in self._entries():
+            root = self._root(make=True)
+            total, files, now = os.fstat(root).st_blocks * 512, [], time.time()
+            for name, status in self._entries():
                 taken = max(status.st_size, status.st_blocks * 512)
-                if _PASSING.fullmatch(name) and now - status.st_mtime > _ABANDONED and self.remove(folder, name):
+                if _PASSING.fullmatch(name) and now - status.st_mtime > _ABANDONED and self.remove(name):
                     continue
                 total += taken
                 if _KEPT.fullmatch(name):
-                    files.append((status.st_mtime_ns, taken, folder, name))
-            room = min(self._size - self._reserve - total, self._free())
+                    files.append((status.st_mtime_ns, taken, name))
+            disk = os.fstatvfs(root)
+            free = disk.f_bavail * disk.f_frsize - min(LEFT, disk.f_blocks * disk.f_frsize // 10)
+            room = min(self._size - self._reserve - total, free)
             if room < count or full:
                 wanted = count + min(self._size // 10, _FREED)
-                for _, taken, folder, name in sorted(files):
+                for _, taken, name in sorted(files):
                     if room >= wanted and not full:
                         break
-                    if self.remove(folder, name):
+                    if self.remove(name):
                         room, full = room + taken, False
             if room < count:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._budget = min(room // 8, self._size // 64) - count
 
-    def _entries(self) -> Iterator[tuple[str, str, os.stat_result]]:
-        """Yield (folder, name, lstat) of all files, and with the name "." of both directories."""
-        for folder in (BLOCKS, BLOBS):
-            with contextlib.suppress(FileNotFoundError):
-                own = Handle(os.open(".", _DIRECTORY, dir_fd=self._folder(folder)))  # with an offset of its own
-                yield folder, ".", os.fstat(own)
-                with os.scandir(own) as entries:
-                    for entry in entries:
-                        with contextlib.suppress(FileNotFoundError):
-                            yield folder, entry.name, entry.stat(follow_symlinks=False)
+    def _entries(self) -> Iterator[tuple[str, os.stat_result]]:
+        own = Handle(os.open(".", _DIRECTORY, dir_fd=self._root()))  # with an offset of its own
+        with os.scandir(own) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    yield entry.name, entry.stat(follow_symlinks=False)
 
-    def _free(self) -> int:
-        about = os.fstatvfs(self._folder(BLOCKS, make=True))
-        return about.f_bavail * about.f_frsize - min(LEFT, about.f_blocks * about.f_frsize // 10)
+    # -- files
 
-    # -- files and directories
-
-    def _write(self, folder: str, name: str, parts: Sequence[Buffer], lease: Handle | None = None) -> None:
-        directory = self._folder(folder, make=True)
+    def _write(self, name: str, parts: Sequence[Buffer], lease: Handle | None = None) -> None:
+        root = self._root(make=True)
         scratch = f"{self._scratch}{next(self._numbers):x}.tmp" if lease is None else name + _LEASE
-        file = Handle(self._create(directory, scratch)) if lease is None else lease
+        file = Handle(self._create(root, scratch)) if lease is None else lease
         try:
             write_parts(file, parts)
             if not self.local:
                 os.close(os.dup(file))  # NFS sends the data at a close(2), and reports a full disk then
             if lease is None or not _is_removed(lease):
-                os.rename(scratch, name, src_dir_fd=directory, dst_dir_fd=directory)
+                os.rename(scratch, name, src_dir_fd=root, dst_dir_fd=root)
         except BaseException:
             with contextlib.suppress(OSError):
-                os.unlink(scratch, dir_fd=directory)
+                os.unlink(scratch, dir_fd=root)
             raise
 
-    def _create(self, directory: int, name: str) -> int:
-        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE, self._mode & 0o600, dir_fd=directory)
+    def _create(self, root: Handle, name: str) -> int:
+        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE, self._mode & 0o600, dir_fd=root)
         if self._mode & 0o077:
             os.fchmod(file, self._mode & 0o666)
         return file
 
-    def _folder(self, folder: str, make: bool = False) -> Handle:
-        """Return the open directory BLOCKS or BLOBS; with `make`, create a missing one."""
-        found = self._open.get(folder)
-        if found is not None and make and _is_removed(found):
-            self._open, found = {}, None
-        if found is None:
-            found = self._open_blobs(make) if folder == BLOBS else self._open_blocks(make)
-            found = self._open.setdefault(folder, found)  # another thread may have opened it meanwhile
+    def _root(self, make: bool = False) -> Handle:
+        """Return the open directory BLOCKS; with `make`, create it if it is missing or was removed."""
+        found = self._opened
+        if found is None or (make and _is_removed(found)):
+            found = self._opened = self._open_root(make)
         return found
 
-    def _open_blocks(self, make: bool) -> Handle:
+    def _open_root(self, make: bool) -> Handle:
         path = os.path.join(self.path, BLOCKS)
         if make and not os.path.lexists(path):
             _make_private_directory(self.path)
@@ -219,7 +211,8 @@ class CacheDirectory:
             mode = 0o700 | (0o070 if shared & stat.S_IWGRP else 0) | (0o007 if shared & stat.S_IWOTH else 0)
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, mode)
-                _set_mode(Handle(os.open(path, _DIRECTORY)), mode)
+                made = Handle(os.open(path, _DIRECTORY))
+                os.fchmod(made, mode | os.fstat(made).st_mode & stat.S_ISGID)  # regardless of the umask
         root = Handle(os.open(path, _DIRECTORY))
         status = os.fstat(root)
         if status.st_uid not in (0, os.geteuid()) and not status.st_mode & 0o022:
@@ -228,34 +221,11 @@ class CacheDirectory:
         self.local = is_local(root)
         return root
 
-    def _open_blobs(self, make: bool) -> Handle:
-        """Return the directory of blobs. Raise OSError if it is not one that zarrfs has made."""
-        self._folder(BLOCKS, make)  # for the mode
-        path = os.path.join(self.path, BLOBS)
-        if make and not os.path.lexists(path):
-            scratch = os.path.join(self.path, f"{self._scratch}{next(self._numbers):x}.blobs")
-            os.mkdir(scratch, self._mode)
-            made = Handle(os.open(scratch, _DIRECTORY))
-            _set_mode(made, self._mode)
-            os.close(os.open(MARK, os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=made))
-            try:
-                os.rename(scratch, path)
-            except OSError:  # another process was faster
-                os.unlink(MARK, dir_fd=made)
-                os.rmdir(scratch)
-        try:
-            found = Handle(os.open(path, _DIRECTORY))
-            os.stat(MARK, dir_fd=found, follow_symlinks=False)
-        except OSError as exc:
-            code = errno.EEXIST if make else errno.ENOENT
-            raise OSError(code, "blobs in it is something else, and is left alone") from exc
-        return found
 
-
-def _is_removed(directory: int) -> bool:
-    """Return whether an open directory was removed. On NFS, one that another node has removed is stale."""
+def _is_removed(file: int) -> bool:
+    """Return whether an open file or directory was removed. On NFS, one that another node has removed is stale."""
     try:
-        return not os.fstat(directory).st_nlink
+        return not os.fstat(file).st_nlink
     except OSError:
         return True
 
@@ -270,8 +240,3 @@ def _make_private_directory(path: str) -> None:
     for place in reversed(missing):
         with contextlib.suppress(FileExistsError):
             os.mkdir(place, 0o700 if place == path else 0o755)
-
-
-def _set_mode(made: Handle, mode: int) -> None:
-    """Set the permission bits of a new directory, regardless of the umask. Keep its set-group-ID bit."""
-    os.fchmod(made, mode | os.fstat(made).st_mode & stat.S_ISGID)

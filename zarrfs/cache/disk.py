@@ -23,7 +23,7 @@ from typing import NamedTuple, TypeVar
 import xxhash
 
 from zarrfs.cache.block_request import Block, BlockOnDisk
-from zarrfs.cache.directory import BACK_OFF, BLOCKS, TOUCH, CacheDirectory, Handle
+from zarrfs.cache.directory import BACK_OFF, TOUCH, CacheDirectory, Handle
 from zarrfs.errors import reason_of
 from zarrfs.metrics.counters import COUNTS
 from zarrfs.net.versions import TargetVersion
@@ -198,7 +198,7 @@ class DiskCache:
             if now:
                 raise BlockingIOError(errno.EAGAIN, "not in memory, or damaged") from None
             COUNTS["disk_errors_total"] += 1
-            self._directory.remove(BLOCKS, str(exc))
+            self._directory.remove(str(exc))
         except OSError as exc:
             if exc.errno not in (errno.ENOENT, errno.ESTALE):
                 self._report(exc, "some blocks cannot be read")
@@ -220,7 +220,7 @@ class DiskCache:
             if time.time() - status.st_mtime > TOUCH:
                 if now:
                     raise BlockingIOError(errno.EAGAIN, "its times are to be changed")
-                self._directory.touch(BLOCKS, name)
+                self._directory.touch(name)
             raw = bytes(read_cached(file, 0, _HEAD)) if now else os.pread(file, _HEAD, 0)
             yield file, raw, status.st_size - _HEAD
         finally:
@@ -231,7 +231,7 @@ class DiskCache:
         if head is None or not self.keeps(len(data)):
             return
         try:
-            self._directory.write(BLOCKS, name, [head, data], self._leases.get(name))
+            self._directory.write(name, [head, data], self._leases.get(name))
             self._leases.pop(name, None)
         except IsADirectoryError:
             pass
