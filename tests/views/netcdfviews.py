@@ -11,12 +11,12 @@ import trio
 
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.views.netcdf import NetCDFView
-from zarrfs.views.netcdf_header import pack, write
+from zarrfs.views.netcdf_header import write
 
 
 async def build_here(description: bytes, key: str) -> bytes:
     """Make a header in a thread, without a child process."""
-    return await trio.to_thread.run_sync(lambda: pack(write(description)))
+    return await trio.to_thread.run_sync(write, description)
 
 
 @contextlib.asynccontextmanager

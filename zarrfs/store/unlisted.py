@@ -81,6 +81,8 @@ class NodeLayout(NamedTuple):
 class _Answers:
     """The server's answers about documents, from which something was concluded."""
 
+    __slots__ = ("_given", "_names", "_until")
+
     def __init__(self, names: Names) -> None:
         self._names, self._given = names, dict[str, Known | None]()
         self._until = trio.current_time() + names.ttl
@@ -104,6 +106,8 @@ class _Answers:
 
 class _Directory:
     """What the metadata documents in a directory say; None for one that is absent, refused or invalid."""
+
+    __slots__ = ("answers", "layouts")
 
     def __init__(self, names: Names) -> None:
         self.answers = _Answers(names)

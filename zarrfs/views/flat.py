@@ -78,15 +78,6 @@ def npy_header(shape: tuple[int, ...], dtype: DataType, fortran: bool) -> bytes:
     return header.getvalue()
 
 
-class _Part(NamedTuple):
-    """A box of a range of items, and the pieces of chunks that fill it."""
-
-    at: int  # its offset in the range, in items
-    items: int
-    extents: tuple[int, ...]
-    pieces: list[Piece]
-
-
 class _Run(NamedTuple):
     """Consecutive items of a chunk in C order."""
 
@@ -123,66 +114,42 @@ class FlatArray:
         """Return the bytes [start, stop) of the items. Raise ReadError if a chunk cannot be read or decoded."""
         item = self.chunks.itemsize
         first, last = start // item, -(-stop // item)
-        chunks = self.chunks.shape_of_chunk
-        count = sum(number_of_pieces(box, chunks) for box in boxes(self.chunks.shape, first, last))
-        if count > _PIECES:
-            self._read_ahead(start, stop, False)
-            data = await self._many(first, last, max((last - first) * _PIECES // count, 1))
+        runs = self._runs(first, last)
+        direct = self.chunks.plain and bool(runs) and not any(self.chunks.coming(run.number) for run in runs)
+        self._read_ahead(start, stop, direct)
+        if direct:
+            found: dict[_Run, Buffer] = {}
+            for number in dict.fromkeys(run.number for run in runs):
+                found |= await self._stored([run for run in runs if run.number == number])
+            data = found[runs[0]] if len(runs) == 1 else b"".join(found[run] for run in runs)
+        elif len(runs) == 1:
+            data = await self._one(runs[0])
         else:
-            data = await self._few(first, last, start, stop)
+            data = await self._several(first, last)
         skipped = start - first * item
         if skipped or stop < last * item:
             data = memoryview(data)[skipped : skipped + stop - start]
         return data
 
-    async def _many(self, first: int, last: int, step: int) -> Buffer:
-        """Return the items [first, last), assembled `step` at a time."""
-        found = []
-        for at in range(first, last, step):
-            end = min(at + step, last)
-            found.append(await self._several(list(self._parts(at, end)), end - at))
-            await trio.lowlevel.checkpoint()  # let other readers run
-        return b"".join(found)
-
-    async def _few(self, first: int, last: int, start: int, stop: int) -> Buffer:
-        """Return the items [first, last), of which the caller uses the bytes [start, stop)."""
-        parts = list(self._parts(first, last))
-        runs = self._runs(parts)
-        direct = self.chunks.plain and bool(runs) and not any(self.chunks.coming(run.number) for run in runs)
-        self._read_ahead(start, stop, direct)
-        if direct:
-            data: dict[_Run, Buffer] = {}
-            for number in dict.fromkeys(run.number for run in runs):
-                data |= await self._stored([run for run in runs if run.number == number])
-            return data[runs[0]] if len(runs) == 1 else b"".join(data[run] for run in runs)
-        if len(runs) == 1:
-            return await self._one(runs[0])
-        return await self._several(parts, last - first)
-
     # -- items
 
-    def _parts(self, first: int, last: int) -> Iterator[_Part]:
-        """Yield the parts of the items [first, last), in order."""
-        at = 0
-        for box in boxes(self.chunks.shape, first, last):
-            extents = box.extents
-            count = math.prod(extents)
-            yield _Part(at, count, extents, list(pieces(box, self.chunks.shape_of_chunk, self.chunks.counts)))
-            at += count
+    def _runs(self, first: int, last: int) -> list[_Run]:
+        """Return the items [first, last) as contiguous runs of C-order chunks.
 
-    def _runs(self, parts: list[_Part]) -> list[_Run]:
-        """Return the parts as contiguous runs of C-order chunks; [] if they are not contiguous, or more than _RUNS."""
-        if sum(len(part.pieces) for part in parts) > _RUNS:
+        Return [] if they are not contiguous, or more than _RUNS.
+        """
+        shape, chunks, found = self.chunks.shape, self.chunks.shape_of_chunk, list[_Run]()
+        if sum(number_of_pieces(box, chunks) for box in boxes(shape, first, last)) > _RUNS:
             return []
-        found: list[_Run] = []
-        for part in parts:
-            below = next((at + 1 for at, extent in enumerate(part.extents) if extent > 1), len(part.extents))
-            for piece in part.pieces:
-                extents = _extents(piece)
-                offset = offset_of(piece.inside, self.chunks.shape_of_chunk)
-                if offset is None or extents[below:] != part.extents[below:]:
+        for box in boxes(shape, first, last):
+            extents = box.extents
+            below = next((at + 1 for at, extent in enumerate(extents) if extent > 1), len(extents))
+            for piece in pieces(box, chunks, self.chunks.counts):
+                inside = _extents(piece)
+                offset = offset_of(piece.inside, chunks)
+                if offset is None or inside[below:] != extents[below:]:
                     return []
-                run = _Run(piece.number, offset, math.prod(extents))
+                run = _Run(piece.number, offset, math.prod(inside))
                 if found and found[-1].number == run.number and found[-1].start + found[-1].items == run.start:
                     run = _Run(run.number, found[-1].start, found.pop().items + run.items)
                 found.append(run)
@@ -202,27 +169,41 @@ class FlatArray:
             return _bytes_of(self.chunks.filled((run.items,)))
         return _bytes_of(chunk.reshape(-1)[run.start : run.start + run.items])
 
-    async def _several(self, parts: list[_Part], count: int) -> Buffer:
-        out = np.empty(count, self.chunks.item)
+    async def _several(self, first: int, last: int) -> Buffer:
+        """Return the items [first, last), assembled from at most _PIECES pieces of chunks at a time."""
+        out = np.empty(last - first, self.chunks.item)
         waiting: dict[int, list[tuple[Array, Piece]]] = {}
-        for part in parts:
-            box = out[part.at : part.at + part.items].reshape(part.extents)
-            for piece in part.pieces:
-                kept = self.chunks.kept(piece.number)
-                if kept is None:
-                    waiting.setdefault(piece.number, []).append((box, piece))
-                else:
-                    self._copy(box, piece, kept.value)
 
         async def fill(number: int) -> None:
             chunk = await self.chunks.get(number)
             for box, piece in waiting[number]:
                 self._copy(box, piece, chunk)
 
-        numbers = iter(waiting)
-        while batch := list(itertools.islice(numbers, _AT_ONCE)):
-            await for_each(fill, batch)
+        found = self._pieces(out, first, last)
+        while some := list(itertools.islice(found, _PIECES)):
+            waiting.clear()
+            for box, piece in some:
+                kept = self.chunks.kept(piece.number)
+                if kept is None:
+                    waiting.setdefault(piece.number, []).append((box, piece))
+                else:
+                    self._copy(box, piece, kept.value)
+            numbers = iter(waiting)
+            while batch := list(itertools.islice(numbers, _AT_ONCE)):
+                await for_each(fill, batch)
+            if len(some) == _PIECES:
+                await trio.lowlevel.checkpoint()  # let other readers run
         return _bytes_of(out)
+
+    def _pieces(self, out: Array, first: int, last: int) -> Iterator[tuple[Array, Piece]]:
+        """Yield the pieces of chunks that the items [first, last) consist of, each with the box of `out` it is for."""
+        at = 0
+        for box in boxes(self.chunks.shape, first, last):
+            count = math.prod(box.extents)
+            target = out[at : at + count].reshape(box.extents)
+            at += count
+            for piece in pieces(box, self.chunks.shape_of_chunk, self.chunks.counts):
+                yield target, piece
 
     def _copy(self, box: Array, piece: Piece, chunk: Array | None) -> None:
         part_of(box, piece.where)[...] = self.chunks.filled(()) if chunk is None else part_of(chunk, piece.inside)

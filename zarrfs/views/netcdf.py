@@ -7,6 +7,7 @@ at the first lookup: a later version of the source is shown by a new view, which
 
 from __future__ import annotations
 
+import json
 import operator
 import re
 import subprocess
@@ -19,13 +20,12 @@ from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import Info, Kind, Store, Value, check_key, name_rule
 from zarrfs.system.processes import python
-from zarrfs.views import netcdf_header
 from zarrfs.views.hierarchy import Node
 from zarrfs.views.view import File, Part, View
 from zarrfs.zarr.errors import MetadataError
 
 if TYPE_CHECKING:
-    from zarrfs.views.netcdf_inline import Inlined
+    from zarrfs.views.netcdf_items import VariableForm
     from zarrfs.views.netcdf_model import Description  # imports numpy
 
 SUFFIX = ".nc"
@@ -37,7 +37,7 @@ Build = Callable[[bytes, str], Awaitable[bytes]]
 
 
 async def build_header(description: bytes, key: str) -> bytes:
-    """Return the packed header for a description, made by a child process.
+    """Return the header for a description, made by a child process.
 
     Raise ReadError, with `key` as the name of the file, if the child process fails or takes more than 10 minutes.
     """
@@ -124,18 +124,16 @@ class NetCDFView(View):
 
     async def _make(self) -> File:
         nodes, description = await self._describe()
-        try:
-            header = netcdf_header.unpack(await self._build(description.text, self._name))
-        except (ValueError, KeyError, TypeError) as exc:
-            raise ReadError(self._name, f"its header cannot be made: {exc}") from exc
+        made = json.loads(await self._build(description.text, self._name))
         parts = [
             Part(at, at + one.nbytes, one.node, one.form.itemsize, one.form.convert)
-            for at, one in zip(header.places, description.variables, strict=True) if at is not None
+            for at, one in zip(made["places"], description.variables, strict=True) if at is not None
         ]  # fmt: skip
         parts.sort(key=operator.itemgetter(0))
         latest = max((node.mtime_ns for node in nodes if node.mtime_ns is not None), default=None)
         root = nodes[0]._replace(problem=None, mtime_ns=latest)
-        return File(root, header.size, header.parts, tuple(parts))
+        texts = tuple((at, bytes.fromhex(text)) for at, text in made["texts"])
+        return File(root, made["size"], texts, tuple(parts))
 
     async def _describe(self) -> tuple[list[Node], Description]:
         """Read the documents and the arrays that are kept with the header. Raise ReadError."""
@@ -148,7 +146,7 @@ class NetCDFView(View):
             nodes.append(node)
             if len(nodes) > _NODES_MAX:
                 raise ReadError("/", f"view=netcdf: more than {_NODES_MAX:,} groups and arrays")
-        inlined: dict[str, Inlined | str] = {}
+        inlined: dict[str, tuple[VariableForm, ...] | str] = {}
 
         async def read(node: Node) -> None:
             inlined[node.path] = await read_inlined(self.lower, node, self.cache)
@@ -160,7 +158,7 @@ class NetCDFView(View):
         return nodes, description
 
 
-def _described(key: str, nodes: list[Node], inlined: dict[str, Inlined | str]) -> Description:
+def _described(key: str, nodes: list[Node], inlined: dict[str, tuple[VariableForm, ...] | str]) -> Description:
     """Return the description of the file. To be called in a thread, because it imports numpy."""
     from zarrfs.views.netcdf_model import describe
 

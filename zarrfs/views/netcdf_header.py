@@ -13,7 +13,6 @@ This module imports no trio, so that the child process starts fast.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import os
@@ -30,29 +29,12 @@ _ROOM = 32 << 10  # bytes of header for a variable; what does not fit lies betwe
 _GAP, _STOP = ".gap", ".stop"  # data sets that keep room for the header; valid_name() never returns their names
 
 
-@dataclasses.dataclass(frozen=True)
-class Header:
-    """A NetCDF-4 file without its data."""
+def write(description: bytes) -> bytes:
+    """Create the file that `description` describes; return its header as JSON. Imports h5py.
 
-    size: int  # bytes of the whole file
-    parts: tuple[tuple[int, bytes], ...]  # the parts that the library wrote: (address, bytes), in order
-    places: tuple[int | None, ...]  # the address of the chunks of each variable; None: it has none
-
-
-def unpack(data: bytes) -> Header:
-    """Return the header that pack() packed. Raise ValueError, KeyError or TypeError if it is damaged."""
-    found = json.loads(data)
-    parts = tuple((address, bytes.fromhex(text)) for address, text in found["parts"])
-    return Header(found["size"], parts, tuple(found["places"]))
-
-
-def pack(header: Header) -> bytes:
-    """Serialise a header."""
-    return json.dumps(vars(header) | {"parts": [(at, data.hex()) for at, data in header.parts]}).encode()
-
-
-def write(description: bytes) -> Header:
-    """Create the file that `description` describes; return its header. Imports h5py."""
+    `size`: bytes of the whole file; `texts`: [address, bytes in hexadecimal] of what the library wrote, in order;
+    `places`: the address of the chunks of each variable, null if it has none.
+    """
     import h5py
 
     groups = json.loads(description)["groups"]
@@ -67,7 +49,8 @@ def write(description: bytes) -> Header:
             places = [_place(variable) for group in groups for variable in _write_group(file, group, ids)]
             del file[_STOP]
         size = os.fstat(memory.fileno()).st_size
-        return Header(size, tuple(_written(memory.fileno(), size)), tuple(places))
+        texts = [(at, data.hex()) for at, data in _written(memory.fileno(), size)]
+        return json.dumps({"size": size, "texts": texts, "places": places}).encode()
 
 
 def _keep_room(file: Any, size: int) -> None:
@@ -183,8 +166,8 @@ def _write_attribute(place: Any, name: str, kind: str, value: Any) -> None:
 
 
 def main() -> None:
-    """Write the packed header of the description on standard input."""
-    sys.stdout.buffer.write(pack(write(sys.stdin.buffer.read())))
+    """Write the header of the description on standard input."""
+    sys.stdout.buffer.write(write(sys.stdin.buffer.read()))
 
 
 if __name__ == "__main__":

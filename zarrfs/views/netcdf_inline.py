@@ -6,8 +6,8 @@ item, on which the addresses of other variables depend; and arrays without dimen
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import NamedTuple
 
 import numpy as np
 import trio
@@ -31,13 +31,6 @@ _BYTES_MAX = 32 << 20  # of an array, with all items as wide as the longest
 _JSON = {"json", "json2"}  # codecs of arrays of objects, which may all be text, as kerchunk writes it
 
 
-class Inlined(NamedTuple):
-    """The items of an array in the form of each of its variables."""
-
-    forms: tuple[VariableForm, ...]
-    data: tuple[bytes, ...]
-
-
 def is_inlined(node: Node) -> bool:
     """Return whether the items of an array are kept with the header."""
     array = node.metadata
@@ -48,8 +41,8 @@ def is_inlined(node: Node) -> bool:
     return array.dtype.kind in "TB" or any(codec.name.rpartition(".")[2] in _JSON for codec in array.codecs)
 
 
-async def read_inlined(store: Store, node: Node, cache: DecodedCache) -> Inlined | str:
-    """Read the items of an array, or return why it is left out: it is too large, or NetCDF lacks its type.
+async def read_inlined(store: Store, node: Node, cache: DecodedCache) -> tuple[VariableForm, ...] | str:
+    """Return the forms of an array with its items, or why it is left out: it is too large, or NetCDF lacks its type.
 
     `cache` bounds how many chunks are decoded at once. Raise ReadError if a chunk cannot be read or decoded.
     """
@@ -64,9 +57,9 @@ async def read_inlined(store: Store, node: Node, cache: DecodedCache) -> Inlined
         forms = forms_of(array.dtype) if array.dtype.itemsize else ()
         items = await _items(store, chunks, cache)
         if not forms:
-            return _texts(items, array.dtype.kind == "B")
+            return (_texts(items, array.dtype.kind == "B"),)
         number = items.reshape(1).view(array.dtype.numpy)
-        return Inlined(forms, tuple(_converted(number, form) for form in forms))
+        return tuple(dataclasses.replace(form, data=_converted(number, form)) for form in forms)
     except MetadataError as exc:
         return str(exc)
 
@@ -93,7 +86,7 @@ def _converted(items: Array, form: VariableForm) -> bytes:
         raise MetadataError(exc.reason) from None
 
 
-def _texts(items: Array, raw: bool) -> Inlined:
+def _texts(items: Array, raw: bool) -> VariableForm:
     """Convert items, which are objects, to characters; `raw`: they are bytes, not text.
 
     Raise MetadataError for items that NetCDF cannot represent, or that are too large.
@@ -115,5 +108,5 @@ def _texts(items: Array, raw: bool) -> Inlined:
     if width * len(found) > _BYTES_MAX:
         raise MetadataError(f"{len(found):,} items as long as the longest, {width:,} bytes: more than 32 MiB")
     encoding = () if raw else (("_Encoding", "utf-8"),)
-    form = VariableForm("|S1", width, attributes=encoding, has_fill_value=False)
-    return Inlined((form,), (np.array(found, f"S{width}").tobytes(),))
+    data = np.array(found, f"S{width}").tobytes()
+    return VariableForm("|S1", width, attributes=encoding, has_fill_value=False, data=data)

@@ -38,6 +38,7 @@ class VariableForm:
     convert: Convert | None = None  # from items in the array's data type; None: the bytes are the same
     attributes: tuple[tuple[str, str], ...] = ()  # those that a reader needs to interpret the items
     has_fill_value: bool = True  # a _FillValue has the same meaning as in the array
+    data: bytes | None = None  # the items, if they are kept with the header
 
     @property
     def itemsize(self) -> int:

@@ -12,7 +12,7 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,6 @@ from zarrfs.errors import ReadError
 from zarrfs.store.api import split_key
 from zarrfs.views.flat import flat_size
 from zarrfs.views.hierarchy import Node
-from zarrfs.views.netcdf_inline import Inlined
 from zarrfs.views.netcdf_items import NOT_A_TIME, VariableForm, forms_of
 from zarrfs.zarr import fillvalues
 from zarrfs.zarr.codecs import check_codecs, inner_array
@@ -66,10 +65,10 @@ class Description:
     left_out: dict[str, str]  # why nodes are not in the file, by path
 
 
-def describe(nodes: Iterable[Node], inlined: Mapping[str, Inlined | str]) -> Description:
+def describe(nodes: Iterable[Node], inlined: Mapping[str, tuple[VariableForm, ...] | str]) -> Description:
     """Describe the file that shows `nodes`: the root and all nodes below it, in any order.
 
-    `inlined`: the items of arrays that are kept with the header, by path, or the reason why they are left out. Raise
+    `inlined`: arrays whose items are kept with the header, by path, or the reason why they are left out. Raise
     MetadataError if the variables are larger than any file.
     """
     ordered = sorted(nodes, key=lambda node: node.path.split("/"))
@@ -95,7 +94,7 @@ def describe(nodes: Iterable[Node], inlined: Mapping[str, Inlined | str]) -> Des
             if parent not in groups:
                 continue
             known = groups[parent]
-            shown = known.names.unique(name)
+            shown = known.name(name)
             groups[node.path] = _Group([*known.path, shown], attributes, name if shown != name else None)
             known.below.add(shown)
     total = 0
@@ -109,20 +108,12 @@ def describe(nodes: Iterable[Node], inlined: Mapping[str, Inlined | str]) -> Des
     return Description(json.dumps(document, separators=(",", ":")).encode(), tuple(variables), left_out)
 
 
-class _Names:
-    """The names in use in a group. Each Zarr name gets a unique one that NetCDF allows."""
-
-    def __init__(self) -> None:
-        self.taken: set[str] = set()
-
-    def unique(self, name: str) -> str:
-        """Return a valid name like `name` that is not taken, and mark it as taken."""
-        base = found = valid_name(name)
-        number = 2
-        while found in self.taken:
-            found, number = f"{base}_{number}", number + 1
-        self.taken.add(found)
-        return found
+def _unique(name: str, is_taken: Callable[[str], bool]) -> str:
+    """Return `name`, with a number if it is taken."""
+    found, number = name, 2
+    while is_taken(found):
+        found, number = f"{name}_{number}", number + 1
+    return found
 
 
 def valid_name(name: str) -> str:
@@ -145,7 +136,7 @@ class _Group:
 
     def __init__(self, path: list[str], attributes: Mapping[str, JSON], old: str | None = None) -> None:
         self.path = path  # names in the file
-        self.names = _Names()  # of variables and groups
+        self._names: set[str] = set()  # of variables and groups
         self.below: set[str] = set()  # names of groups in it
         self._dimensions: dict[str, int] = {}
         self._phonies: dict[str, int] = {}  # those of `_dimensions` that have no name in the source
@@ -153,9 +144,15 @@ class _Group:
         hidden = {name: value for name, value in attributes.items() if not name.lower().startswith("_nc")}
         self._attributes = attributes_of(hidden, None, (() if old is None else ((_OLD_NAME, *_text(old)),)))
 
+    def name(self, name: str) -> str:
+        """Return a name that NetCDF allows, like `name`, and that nothing else in the group has."""
+        shown = _unique(valid_name(name), self._names.__contains__)
+        self._names.add(shown)
+        return shown
+
     def fill(
         self, arrays: Sequence[Node], left_out: dict[str, str], counter: Iterator[int],
-        inlined: Mapping[str, Inlined | str],
+        inlined: Mapping[str, tuple[VariableForm, ...] | str],
     ) -> list[Variable]:
         """Add the variables of `arrays` and return them. Fills `left_out`."""
         sound: list[tuple[str, ArrayMetadata, Node, tuple[VariableForm, ...], tuple[int, ...] | None]] = []
@@ -163,37 +160,36 @@ class _Group:
             array = node.metadata
             assert isinstance(array, ArrayMetadata)
             try:
-                known = inlined.get(node.path)
-                if isinstance(known, str):
-                    raise MetadataError(known)  # noqa: TRY301
-                if known is None:
+                forms = inlined.get(node.path)
+                if isinstance(forms, str):
+                    raise MetadataError(forms)  # noqa: TRY301
+                if forms is None:
                     flat_size(array)
-                forms = forms_of(array.dtype) if known is None else known.forms
+                    forms = forms_of(array.dtype)
                 if array.ndim + (forms[0].width > 0) > _RANK_MAX:
                     raise MetadataError(f"shape: HDF5 has no arrays of {array.ndim} dimensions")  # noqa: TRY301
                 for form in forms:
                     fill_of(array, form)
                 for reason in check_codecs(array):  # its chunks could not be read, nor a small file be opened
                     raise MetadataError(reason)  # noqa: TRY301
-                chunks = _chunks_of(array, forms) if known is None and all(array.shape) else None
+                chunks = _chunks_of(array, forms) if forms[0].data is None and all(array.shape) else None
             except MetadataError as exc:
                 left_out[node.path] = str(exc)
                 continue
             name = split_key(node.path)[1] if node.path else ROOT
             sound.append((name, array, node, forms, chunks))
-        called = {name: self.names.unique(name) for name, _, _, forms, _ in sound if not forms[0].suffix}
+        called = {name: self.name(name) for name, _, _, forms, _ in sound if not forms[0].suffix}
         mapped: dict[tuple[str, int], str] = {}
         # coordinates first: if arrays give one dimension name several extents, that of the coordinate keeps the name
         sound.sort(key=lambda one: dimension_names(one[1])[:1] != (one[0],))
         found = []
         for name, array, node, forms, chunks in sound:
             dims = self._dimensions_of(array, called, mapped, counter)
-            known = inlined.get(node.path)
-            for number, form in enumerate(forms):
-                shown = called[name] if not form.suffix else self.names.unique(name + form.suffix)
+            for form in forms:
+                shown = called[name] if not form.suffix else self.name(name + form.suffix)
                 own = [*dims, self._named(f"string{form.width}", form.width, {}, mapped)] if form.width else dims
                 wide = (*chunks, form.width) if chunks is not None and form.width else chunks
-                data = known.data[number].hex() if isinstance(known, Inlined) else None
+                data = None if form.data is None else form.data.hex()
                 self._variables.append(_variable(array, form, name, shown, own) | {"chunks": wide, "data": data})
                 found.append(Variable(node, form, form.itemsize * items_of(array)))
         return found
@@ -216,10 +212,11 @@ class _Group:
         known = mapped.get((name, extent))
         if known is not None:
             return known
-        wanted = called.get(name) or valid_name(name)
-        found, number = wanted, 2
-        while found in self._dimensions or found in self.below or (found in self.names.taken and name not in called):
-            found, number = f"{wanted}_{number}", number + 1
+
+        def is_taken(one: str) -> bool:
+            return one in self._dimensions or one in self.below or (one in self._names and name not in called)
+
+        found = _unique(called.get(name) or valid_name(name), is_taken)
         self._dimensions[found] = extent
         mapped[name, extent] = found
         return found
@@ -231,7 +228,7 @@ class _Group:
                 return name
         while True:
             name = f"phony_dim_{next(counter)}"
-            if name not in self._dimensions and name not in self.names.taken:
+            if name not in self._dimensions and name not in self._names:
                 self._dimensions[name] = self._phonies[name] = extent
                 return name
 
@@ -375,9 +372,8 @@ def attributes_of(
         shown = valid_name(name)
         if name in _RESERVED or shown in taken:
             shown = "zarr_" + shown.lstrip("_")
-        number, base = 2, shown
-        while shown in taken or (shown != name and shown in given):
-            shown, number = f"{base}_{number}", number + 1
+        if shown != name:
+            shown = _unique(shown, lambda one: one in taken or one in given)
         taken.add(shown)
         if shown != name:
             renamed[shown] = name
