@@ -6,7 +6,6 @@ Sources: NetCDF user guide, "External data types"; CF conventions 1.11, 4.4 (tim
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -20,12 +19,11 @@ Array = np.ndarray[Any, Any]
 Convert = Callable[[Array], Array]
 
 NOT_A_TIME = -(1 << 63)
-_UNITS = {  # numpy's unit: unit of CF, how many of them
-    "W": ("days", 7), "D": ("days", 1), "h": ("hours", 1), "m": ("minutes", 1), "s": ("seconds", 1),
-    "ms": ("milliseconds", 1), "us": ("microseconds", 1), "ns": ("nanoseconds", 1),
+_UNITS = {  # numpy's unit: unit of CF
+    "D": "days", "h": "hours", "m": "minutes", "s": "seconds", "ms": "milliseconds", "us": "microseconds",
+    "ns": "nanoseconds",
 }  # fmt: skip
 _SMALL = {"s", "ms", "us", "ns"}  # the units that xarray uses in memory
-_TIME = re.compile(r"[<>][mM]8(?:\[([0-9]*)([A-Za-z]+)\])?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,52 +79,27 @@ def _short(text: Any) -> str:
 
 def _time(dtype: DataType) -> VariableForm:
     """Return the form of datetime64 or timedelta64: int64 with units of the CF conventions."""
-    text = str(dtype.text)
-    match = _TIME.fullmatch(text)
-    factor, unit = (int(match[1] or 1), match[2]) if match and match[2] else (1, "")
-    calendar = dtype.kind == "M" and unit in ("Y", "M")
-    if not calendar and unit not in _UNITS:
+    kind, text = dtype.kind, str(dtype.text)
+    unit, count = np.datetime_data(dtype.numpy())
+    shown = "D" if unit == "W" or (kind == "M" and unit in ("Y", "M")) else unit
+    if shown not in _UNITS:
         raise MetadataError(f"dtype {text}: CF has no such unit of time")
-    convert: Convert | None
-    if calendar:
-        name, convert, element = "days", _dates(366 if unit == "Y" else 31, factor), "<i8"
-    else:
-        name, more = _UNITS[unit]
-        factor *= more
-        element = f"{text[0]}i8"
-        convert = None if factor == 1 else _times(element, factor)
-    attributes = ("units", f"{name} since 1970-01-01"), ("calendar", "proleptic_gregorian")
-    if dtype.kind == "m":
-        attributes = ("units", name), ("dtype", f"timedelta64[{unit if unit in _SMALL else 's'}]")
-    return VariableForm(element, convert=convert, attributes=attributes)
+    same = (unit, count) == (shown, 1)
+    attributes = ("units", f"{_UNITS[shown]} since 1970-01-01"), ("calendar", "proleptic_gregorian")
+    if kind == "m":
+        attributes = ("units", _UNITS[shown]), ("dtype", f"timedelta64[{unit if unit in _SMALL else 's'}]")
+    convert = None if same else _times(f"{kind}8[{shown}]")
+    return VariableForm(f"{text[0]}i8" if same else "<i8", convert=convert, attributes=attributes)
 
 
-def _missing(numbers: Array, most: int) -> Array:
-    """Return a mask of the times that are NaT. Raise ReadError if another one, times `most`, exceeds int64."""
-    none: Array = numbers == NOT_A_TIME
-    limit = (2**63 - 1) // most
-    if (~none & ((numbers > limit) | (numbers < -limit))).any():
-        raise ReadError("", "a time that is out of the range of NetCDF's int64")
-    return none
-
-
-def _dates(days: int, factor: int) -> Convert:
-    """Return a function that converts dates in years or months, which have at most `days` days, to days."""
+def _times(into: str) -> Convert:
+    """Return a function that converts times to the unit of the dtype `into`."""
 
     def convert(items: Array) -> Array:
-        _missing(items.view(f"{items.dtype.str[0]}i8"), days * factor)
-        return items.astype("M8[D]").view("<i8")
-
-    return convert
-
-
-def _times(element: str, factor: int) -> Convert:
-    """Return a function that multiplies times by `factor`, except NaT."""
-
-    def convert(items: Array) -> Array:
-        numbers = items.view(element)
-        none = _missing(numbers, factor)
-        return np.where(none, NOT_A_TIME, np.where(none, 0, numbers) * factor).astype(element)
+        shown = items.astype(into)
+        if ((shown.astype(items.dtype) != items) & ~np.isnat(items)).any():
+            raise ReadError("", "a time that is out of the range of NetCDF's int64")
+        return shown.view("<i8")
 
     return convert
 
