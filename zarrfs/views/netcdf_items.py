@@ -80,7 +80,7 @@ def _short(text: Any) -> str:
 def _time(dtype: DataType) -> VariableForm:
     """Return the form of datetime64 or timedelta64: int64 with units of the CF conventions."""
     kind, text = dtype.kind, str(dtype.text)
-    unit, count = np.datetime_data(dtype.numpy())
+    unit, count = np.datetime_data(dtype.numpy)
     shown = "D" if unit == "W" or (kind == "M" and unit in ("Y", "M")) else unit
     if shown not in _UNITS:
         raise MetadataError(f"dtype {text}: CF has no such unit of time")
