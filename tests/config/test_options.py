@@ -230,7 +230,8 @@ def test_every_protocol_that_fsspec_has_may_have_options() -> None:
          " (did you mean private?)"),
         ("guard=maybe", "option guard=maybe: expected true or false"),
         ("guard=", "option guard=: expected true or false"),
-        ("base=", "option base=: expected a value"),
+        ("base=", "option base=: expected a value"), ("blobs=", "option blobs=: expected a value"),
+        ("owner=", "option owner=: expected a whole number from 1 to 4194304"),
         ("s4.anon=true", "option s4.anon: unknown protocol 's4' (did you mean s3?)"),
         ("htpp://h.token=x", "option htpp://h.token: unknown protocol 'htpp' (did you mean http?)"),
         ("s3.anon=never", "option s3.anon: expected true or false"),
@@ -269,7 +270,7 @@ def test_a_number_is_within_its_bounds_or_an_error_that_names_them(data: st.Data
         said: str | None = str(exc)
     else:
         said = None
-        [value] = (value or [least]) if isinstance(value, tuple) else [value]  # "" empties a list
+        [value] = value if isinstance(value, tuple) else [value]
         assert math.isfinite(value)
         assert least <= value <= greatest
     assert said is None or said.startswith(f"option {name}={without_secrets(text)}: expected ")

@@ -136,8 +136,11 @@ def _options(value: Any, at: str, here: str, refused: tuple[str, ...]) -> Layer:
         if (where := TABLE[name].where) in refused:
             raise UsageError(f"[{at}] option {name} {where}")
         many = one if isinstance(one, list) and TABLE[name].many else [one]
-        table[name] = [_located_value(name, each, f"[{at}]", here) for each in many] or ""
-    return _layer(table, at)
+        table[name] = [_located_value(name, each, f"[{at}]", here) for each in many]
+    layer = _layer(table, at)
+    for name in [name for name, many in table.items() if not many]:
+        layer.values[name], layer.text[name] = (), f"{name}=[]"
+    return layer
 
 
 def _located_value(name: str, value: Any, at: str, here: str) -> Any:

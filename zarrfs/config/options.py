@@ -422,7 +422,7 @@ def combine(given: Iterable[Layer], defaults: Mapping[str, Any] | None = None) -
 def put(given: Layer, name: str, value: str | None) -> None:
     """Parse a value of the option `name` (None: given without one) and add it to `given`.
 
-    An empty value of a repeatable option empties its list. Raise UsageError if a value is missing or not acceptable.
+    Raise UsageError if the value is missing or not acceptable.
     """
     opt = TABLE[name]
     if value is None and opt.kind is not FLAG:
@@ -433,9 +433,6 @@ def put(given: Layer, name: str, value: str | None) -> None:
         raise UsageError(f"option {shown}: expected text without a NUL character")
     bounds = bounds_of(name)
     rule = "{} from {} to {}".format(opt.kind.noun, *opt.bounds) if opt.bounds else ""
-    if opt.many and not value:
-        given.values[name], given.text[name] = (), shown
-        return
     try:
         parsed = opt.kind.parse(value)
     except ValueError as exc:
