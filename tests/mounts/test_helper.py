@@ -128,8 +128,7 @@ def flags(mountpoint: Path) -> set[str]:
 # options of a mount, flags that are set by them, flags that are not
 FLAGS = [
     ("noexec,noatime,sync", {"noexec", "nosuid", "nodev", "noatime", "sync"}, set[str]()),
-    ("noexec,exec,suid,dev,nodev,noatime,atime,sync,async", {"nodev", "relatime"}, {"noexec", "nosuid", "sync"}),
-    ("dev", {"nosuid"}, {"nodev"}),
+    ("noexec,exec,noatime,relatime", {"nodev", "nosuid", "relatime"}, {"noexec", "noatime"}),
 ]
 
 

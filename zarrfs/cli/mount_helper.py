@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import getopt
 import os
-import re
 import sys
-from itertools import pairwise
 
 from zarrfs.cli.command_line import hide_secrets
 from zarrfs.config.effective import settings
@@ -21,11 +19,6 @@ from zarrfs.errors import UsageError, ZarrfsError, behind, internal_error, messa
 from zarrfs.system.processes import use_utf8
 from zarrfs.system.signals import orderly_end
 
-# {option that mount(8) does not pass to its helpers: options that turn it off, which mount(8) does pass}
-_NOT_PASSED = {
-    "suid": ("nosuid",), "dev": ("nodev",), "exec": ("noexec",), "async": ("sync",),
-    "atime": ("noatime", "relatime", "strictatime"),
-}  # fmt: skip
 USAGE, INTERRUPTED, FAILED = 1, 8, 32
 
 
@@ -48,14 +41,10 @@ def main(arguments: list[str] | None = None) -> int:
     given = {name for name, _ in flags}
     try:
         items = [item for name, value in flags if name == "-o" for item in split_commas(value)]
-        typed = _typed_to_mount()
-        items += [word for word in typed or () if word in _NOT_PASSED and not {*_NOT_PASSED[word]} & {*items}]
         if "remount" in items:
             return _fail(mountpoint, "a mount of zarrfs cannot be remounted: unmount it and mount it again", USAGE)
-        # mount(8) adds rw by default, which must not override ro of a file or variable
-        if typed is not None and "rw" not in typed:
-            items = [item for item in items if item != "rw"]
-        effective = settings(items, [source], sloppy="-s" in given)
+        # mount(8) adds rw by default, so that it need not be the user's choice, which overrides ro of a file
+        effective = settings([item for item in items if item != "rw"], [source], sloppy="-s" in given)
         parsed, [source] = effective.parsed, effective.sources
         if "-f" in given:
             return 0
@@ -75,25 +64,9 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _typed_to_mount() -> list[str] | None:
-    """Return the -o options on the command line of mount(8) if that is the parent process, else None."""
-    try:
-        with open(f"/proc/{os.getppid()}/cmdline", encoding="utf-8", errors="surrogateescape") as file:
-            words = file.read().split("\0")
-    except OSError:
-        return None
-    if os.path.basename(words[0]) != "mount":
-        return None
-    lists = [after for word, after in pairwise(words) if re.fullmatch("-[A-Za-z]*o|--options", word)]
-    lists += [found[1] for word in words if (found := re.fullmatch("(?:-[A-Za-z]*o|--options=)(.+)", word, re.DOTALL))]
-    rw = ["rw"] if {"-w", "--rw", "--read-write"} & {*words} else []
-    return [*(word for text in lists for word in text.split(",")), *rw]
-
-
 def _mount(source: str, mountpoint: str, parsed: Parsed, verbose: bool) -> None:
     from zarrfs.daemon.session import mount
 
-    parsed.writable = False  # mount(8) passes ro or rw, so rw need not be the user's choice
     with orderly_end():
         mount(source, mountpoint, parsed, lambda text: print(f"mount.zarrfs: {message_line(text)}", file=sys.stderr))
     if verbose:
