@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import binascii
 import os
+from array import array
+from itertools import accumulate
 from typing import Any
 
-import numpy as np
-
 from zarrfs.references.keys import BASE64, decode_base64
-from zarrfs.references.parquet_records import ABSENT, PATH_MAX, RULES, UNKNOWN, Row
+from zarrfs.references.parquet_records import ABSENT, BROKEN, INLINE, UNKNOWN, WHOLE
 from zarrfs.system.bounded import Header, limit_memory
 
 os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # other pools reserve address space, which is limited
@@ -25,9 +25,11 @@ _COLUMNS = ("path", "offset", "size", "raw")
 _COPIES = 3  # a record file is in memory as pages, as columns, and as its answer
 _SLACK = 32 << 20  # bytes
 _ROW_BYTES = 32  # memory of a row while a file is parsed
-_LARGEST = np.iinfo(np.int64).max
+_PATH_MAX = 4 * 65536  # bytes of a path: enough for the longest URL of a JSON set
+_BATCH = 65_536  # rows whose values are Python objects at the same time
+_LARGEST = 2**63 - 1
 
-Array = np.ndarray[Any, np.dtype[Any]]
+Row = tuple[int, int, bytes]  # the size of the chunk, the offset or what stands in place of it, the text of RecordFile
 
 
 def answer(header: Header, body: bytearray) -> tuple[Header, bytes]:
@@ -37,68 +39,60 @@ def answer(header: Header, body: bytearray) -> tuple[Header, bytes]:
     """
     limit_memory(_COPIES * header["limit"] + _SLACK)
     table = _read(body, header["record_size"], header["limit"])
-    names = table.column_names
-    if "path" not in names and "raw" not in names:
-        raise ValueError("neither a column path nor a column raw")
-    for name in ("offset", "size"):
-        if "path" in names and name not in names:
-            raise ValueError(f"a column path, but no column {name}")
-    return _parsed(table)
+    sizes, offsets, codes = array("q"), array("q"), array("i")
+    texts: dict[bytes, int] = {}
+    rules: dict[bytes, str] = {}
+    for batch in table.to_batches(max_chunksize=_BATCH):
+        columns = (_values(batch, name) for name in _COLUMNS)
+        for path, given, length, raw in zip(*columns, strict=True):
+            size, offset, text = _row(path, given, length, raw, rules)
+            sizes.append(size)
+            offsets.append(offset)
+            codes.append(texts.setdefault(text, len(texts)))
+    bounds = array("q", accumulate(map(len, texts), initial=0))
+    found = b"".join([*(part.tobytes() for part in (sizes, offsets, bounds, codes)), *texts])
+    return {"rows": table.num_rows, "texts": len(texts)}, found
 
 
-def _parsed(table: Any) -> tuple[Header, bytes]:
-    """Return the numbers of rows and texts, and the body that RecordFile reads."""
-    offsets, no_offset = _numbers(table, "offset")
-    sizes, no_size = _numbers(table, "size")
-    path_codes, paths = _texts(table, "path")
-    raw_codes, raws = _texts(table, "raw")
-    path_kinds = np.array([*map(_kind_of_path, paths), 0], np.int8)[path_codes]  # the last one for code -1
-    raw_kinds = np.full(len(raws) + 1, Row.INLINE, np.int8)
-    for code, raw in enumerate(raws):
-        if raw.startswith(BASE64):
-            try:
-                raws[code] = bytes(decode_base64(raw))
-            except binascii.Error:
-                raw_kinds[code], raws[code] = Row.BAD_BASE64, b""
-    inline, named, unset = raw_codes >= 0, path_codes >= 0, (offsets == 0) & (sizes == 0)
-    kinds = np.select(
-        [
-            inline, ~named & unset, ~named, no_offset | no_size, (offsets < 0) | (sizes < 0),
-            sizes > _LARGEST - np.maximum(offsets, 0), path_kinds > 0, unset,
-        ],
-        [
-            raw_kinds[raw_codes], Row.ABSENT, Row.NO_PATH, Row.BARE, Row.NEGATIVE, Row.BEYOND, path_kinds, Row.WHOLE,
-        ],
-        Row.RANGE,
-    ).astype(np.int8)  # fmt: skip
-    texts = paths + raws
-    bounds = np.cumsum([0, *map(len, texts)], dtype=np.int64)
-    codes = np.where(inline, raw_codes + len(paths), path_codes).astype(np.int32)
-    found = np.select(
-        [kinds == Row.INLINE, kinds == Row.ABSENT, kinds == Row.WHOLE, kinds == Row.RANGE],
-        [np.append(np.diff(bounds), 0)[codes], ABSENT, UNKNOWN, sizes],
-        1,  # a broken row
-    )
-    columns = (part.tobytes() for part in (found.astype(np.int64), offsets, bounds, codes, kinds))
-    body = b"".join([*columns, *texts])
-    return {"rows": table.num_rows, "texts": len(texts)}, body
-
-
-def _kind_of_path(path: bytes) -> int:
-    """Return the kind of a row with a bad path, or 0."""
-    rule = ""
-    if not path:
-        rule = "path: empty"
-    elif len(path) > PATH_MAX and not path.startswith(b"data:"):
-        rule = f"path: over {PATH_MAX} bytes"
-    elif b"\0" in path:
-        rule = "path: a NUL character"
-    else:
+def _row(path: bytes | None, offset: int | None, size: int | None, raw: bytes | None, rules: dict[bytes, str]) -> Row:
+    """Return a row as RecordFile has it. `rules` caches the rules that paths break."""
+    if raw is not None:
         try:
-            path.decode()
-        except UnicodeDecodeError:
-            rule = "path: not UTF-8"
-    return RULES.index(rule) if rule else 0
+            data = bytes(decode_base64(raw)) if raw.startswith(BASE64) else raw
+        except binascii.Error:
+            return 1, BROKEN, b"raw: malformed base64"
+        return len(data), INLINE, data
+    if path is None and not offset and not size:
+        return ABSENT, 0, b""
+    if path is None:
+        rule = "an offset or size without a path"
+    elif offset is None or size is None:
+        rule = "a path without offset or size"
+    elif offset < 0 or size < 0:
+        rule = "a negative offset or size"
+    elif offset + size > _LARGEST:
+        rule = "offset + size is over 2^63 - 1"
+    else:
+        known = rules.get(path)
+        rule = rules.setdefault(path, _path_rule(path)) if known is None else known
+        if not rule:
+            return (size, offset, path) if offset or size else (UNKNOWN, WHOLE, path)
+    return 1, BROKEN, rule.encode()
+
+
+def _path_rule(path: bytes) -> str:
+    """Return the rule that a path breaks, or ""."""
+    if not path:
+        return "path: empty"
+    if len(path) > _PATH_MAX and not path.startswith(b"data:"):
+        return f"path: over {_PATH_MAX} bytes"
+    if b"\0" in path:
+        return "path: a NUL character"
+    try:
+        path.decode()
+    except UnicodeDecodeError:
+        return "path: not UTF-8"
+    return ""
 
 
 def _read(data: bytearray, record_size: int, limit: int) -> Any:
@@ -116,6 +110,11 @@ def _read(data: bytearray, record_size: int, limit: int) -> Any:
     if about.num_rows > record_size:
         raise ValueError(f"{about.num_rows} rows, record_size is {record_size}")
     found = [name for name in _COLUMNS if name in schema.names]
+    if "path" not in found and "raw" not in found:
+        raise ValueError("neither a column path nor a column raw")
+    for name in ("offset", "size"):
+        if "path" in found and name not in found:
+            raise ValueError(f"a column path, but no column {name}")
     texts = [name for name in found if name in ("path", "raw") and _is_text(schema.field(name).type)]
     try:
         file = pq.ParquetFile(pa.BufferReader(data), metadata=about, read_dictionary=texts)
@@ -129,33 +128,28 @@ def _read(data: bytearray, record_size: int, limit: int) -> Any:
         raise ValueError(f"a damaged Parquet file: {table.num_rows} rows of {about.num_rows}")
     if table.nbytes + table.num_rows * _ROW_BYTES > limit:
         raise MemoryError
+    for name in found:
+        column = table[name]
+        if _only_nulls(column):
+            table = table.drop_columns(name)
+        elif name in ("path", "raw"):
+            kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+            if not _is_text(kind):
+                raise ValueError(f"column {name}: expected text or bytes, not {kind}")
+        elif not pa.types.is_integer(column.type):
+            raise ValueError(f"column {name}: expected whole numbers, not {column.type}")
     return table
 
 
-def _texts(table: Any, name: str) -> tuple[Array, list[bytes]]:
-    """Return a column as (an index into the texts for each row, -1 for null; the texts)."""
-    if name not in table.column_names or _only_nulls(table[name]):
-        return np.full(table.num_rows, -1, np.int32), []
-    column = table[name]
-    if not _is_text(column.type.value_type if pa.types.is_dictionary(column.type) else column.type):
-        raise ValueError(f"column {name}: expected text or bytes, not {column.type}")
+def _values(batch: Any, name: str) -> list[Any]:
+    """Return a column of a batch: bytes or whole numbers, or None."""
+    if name not in batch.schema.names:
+        return [None] * batch.num_rows
+    column = batch.column(name)
     if not pa.types.is_dictionary(column.type):
-        column = column.dictionary_encode()
-    array = column.unify_dictionaries().combine_chunks()
-    codes = array.indices.cast(pa.int32()).fill_null(-1).to_numpy(zero_copy_only=False)
-    return codes, array.dictionary.cast(pa.large_binary()).to_pylist()
-
-
-def _numbers(table: Any, name: str) -> tuple[Array, Array]:
-    """Return (values as int64, 0 for null; whether each is null)."""
-    if name not in table.column_names or pa.types.is_null(table[name].type):
-        return np.zeros(table.num_rows, np.int64), np.ones(table.num_rows, np.bool_)
-    column = table[name].combine_chunks()
-    if not pa.types.is_integer(column.type):
-        raise ValueError(f"column {name}: expected whole numbers, not {column.type}")
-    # a uint64 beyond int64 becomes negative, and is refused for that
-    values = column.fill_null(0).cast(pa.int64(), safe=False).to_numpy(zero_copy_only=False)
-    return values, column.is_null().to_numpy(zero_copy_only=False)
+        return list((column.cast(pa.large_binary()) if name in ("path", "raw") else column).to_pylist())
+    texts = column.dictionary.cast(pa.large_binary()).to_pylist()
+    return [None if code is None else texts[code] for code in column.indices.to_pylist()]
 
 
 def _only_nulls(column: Any) -> bool:

@@ -1,8 +1,7 @@
-"""Record files of the Parquet layout as a child process has parsed them: some 20 bytes per row."""
+"""Record files of the Parquet layout as a child process has parsed them: 20 bytes per row, and each text once."""
 
 from __future__ import annotations
 
-import enum
 from typing import NamedTuple
 
 from zarrfs.references.parquet_metadata import Bound
@@ -10,28 +9,7 @@ from zarrfs.system import bounded
 from zarrfs.system.buffers import Buffer
 
 ABSENT, UNKNOWN = -1, -2  # in place of the size of a chunk: no such chunk; size not known yet
-PATH_MAX = 4 * 65536  # bytes of a path: enough for the longest URL of a JSON set
-
-
-class Row(enum.IntEnum):
-    """The kind of a row; the kinds from BAD_BASE64 on break the rule in RULES."""
-
-    ABSENT = 0
-    INLINE = 1
-    RANGE = 2
-    WHOLE = 3
-    BAD_BASE64 = 4
-    NO_PATH = 5
-    BARE = 6
-    NEGATIVE = 7
-    BEYOND = 8
-
-
-RULES = (
-    "", "", "", "", "raw: malformed base64", "an offset or size without a path", "a path without offset or size",
-    "a negative offset or size", "offset + size is over 2^63 - 1", "path: empty", f"path: over {PATH_MAX} bytes",
-    "path: a NUL character", "path: not UTF-8",
-)  # fmt: skip
+WHOLE, INLINE, BROKEN = -1, -2, -3  # in place of the offset: the text is a whole target, the bytes, or a broken rule
 
 
 class RecordRow(NamedTuple):
@@ -50,8 +28,8 @@ class RecordRow(NamedTuple):
 class RecordFile:
     """A parsed record file; its len() is its memory in bytes.
 
-    `body` has the size and the offset of each row, the bounds of the texts, the number of each row's text, the kind of
-    each row, and the texts.
+    `body` has the size and the offset of each row, the bounds of the texts, the number of each row's text, and the
+    texts.
     """
 
     def __init__(self, rows: int, texts: int, body: Buffer) -> None:
@@ -60,8 +38,7 @@ class RecordFile:
         stop = 2 * part + 8 * (texts + 1)
         self._sizes, self._offsets = view[:part].cast("q"), view[part : 2 * part].cast("q")
         self._bounds = view[2 * part : stop].cast("q")
-        self._codes, self._kinds = view[stop : stop + 4 * rows].cast("i"), view[stop + 4 * rows : stop + 5 * rows]
-        self._texts = view[stop + 5 * rows :]
+        self._codes, self._texts = view[stop : stop + 4 * rows].cast("i"), view[stop + 4 * rows :]
 
     def __len__(self) -> int:
         return 1000 + self._bytes
@@ -70,18 +47,15 @@ class RecordFile:
         """Return the reference in row `number`; None if it is empty. Raise ValueError if it is missing."""
         if number >= self.rows:
             raise ValueError(f"row {number}: missing: the file has {self.rows} rows")
-        kind = self._kinds[number]
-        if kind == Row.ABSENT:
+        size, offset, code = self._sizes[number], self._offsets[number], self._codes[number]
+        if size == ABSENT:
             return None
-        if RULES[kind]:
-            return RecordRow(None, length=self._sizes[number], broken=f"row {number}: {RULES[kind]}")
-        code = self._codes[number]
         text = bytes(self._texts[self._bounds[code] : self._bounds[code + 1]])
-        if kind == Row.INLINE:
+        if offset == INLINE:
             return RecordRow(text)
-        if kind == Row.WHOLE:
-            return RecordRow(None, text.decode())
-        return RecordRow(None, text.decode(), self._offsets[number], self._sizes[number])
+        if offset == BROKEN:
+            return RecordRow(None, length=size, broken=f"row {number}: {text.decode()}")
+        return RecordRow(None, text.decode(), max(offset, 0), None if offset == WHOLE else size)
 
     def sizes(self, start: int, stop: int) -> list[int]:
         """Return the sizes in bytes of the chunks in the rows [start, stop).
