@@ -315,13 +315,6 @@ def test_a_writable_mount_refuses_a_refresh(tmp_path: Path) -> None:
         assert (root / "a").read_bytes() == b"old"
 
 
-def told_of_state(manager: socket.socket) -> bytes:
-    """Return the next message to the service manager other than STATUS=."""
-    while (told := manager.recv(4096)).startswith(b"STATUS="):
-        pass
-    return told
-
-
 @contextlib.contextmanager
 def managed(document: Path, mountpoint: Path) -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
     """Start a foreground daemon that notifies a service manager; yield (daemon, the manager's socket)."""
@@ -335,7 +328,7 @@ def managed(document: Path, mountpoint: Path) -> Iterator[tuple[subprocess.Popen
             env={**os.environ, "NOTIFY_SOCKET": str(place)}, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
-            assert b"READY=1" in told_of_state(manager)
+            assert b"READY=1" in manager.recv(4096)
             yield daemon, manager
         finally:
             if daemon.poll() is None:
@@ -353,10 +346,10 @@ def test_a_service_that_is_in_use_is_not_stopping(tmp_path: Path) -> None:
             assert run("umount", "--lazy", mountpoint).returncode == 0
             manager.settimeout(1)
             with pytest.raises(TimeoutError):
-                told_of_state(manager)
+                manager.recv(4096)
             assert file.read() == b"content"
         manager.settimeout(60)
-        assert told_of_state(manager) == b"STOPPING=1"
+        assert manager.recv(4096) == b"STOPPING=1"
         assert daemon.wait(60) == 0
 
 
@@ -366,8 +359,8 @@ def test_a_service_manager_is_notified_of_a_refresh(tmp_path: Path) -> None:
     with managed(document, mountpoint) as (daemon, manager):
         write_set(document, {"a": b"newer"})
         daemon.send_signal(signal.SIGHUP)
-        assert re.match(rb"RELOADING=1\nMONOTONIC_USEC=\d+", told_of_state(manager))
-        assert b"READY=1" in told_of_state(manager)
+        assert re.match(rb"RELOADING=1\nMONOTONIC_USEC=\d+", manager.recv(4096))
+        assert b"READY=1" in manager.recv(4096)
         assert (mountpoint / "a").read_bytes() == b"newer"
         daemon.terminate()
         assert daemon.wait(60) == 0

@@ -161,13 +161,13 @@ def test_a_mount_that_fails_is_guarded_too(foreground: bool, option: str, tmp_pa
 FAILING = """
 import sys, trio
 from zarrfs.config.options import parse
-from zarrfs.daemon import notify, session
+from zarrfs.daemon import serve, session
 
 async def fail(*_):
     await trio.sleep(1)
     raise RuntimeError("a fault of the test")
 
-notify.report_use = fail
+serve.log_suppressed = fail
 session.mount(*sys.argv[1:], parse(["foreground"]))
 """
 

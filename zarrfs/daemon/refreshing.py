@@ -39,11 +39,6 @@ class Refresher:
         self._lock = trio.Lock()
 
     @property
-    def source(self) -> str:
-        """The source, without credentials."""
-        return self._plan.source
-
-    @property
     def pending(self) -> bool:
         """Return whether a refresh is queued, which will read the present state of the source."""
         return self._lock.statistics().tasks_waiting > 0

@@ -141,7 +141,6 @@ async def _main(
             if not urls.is_here(target):
                 in_background(_preload, operations, target)
             nursery.start_soon(log_suppressed)
-            nursery.start_soon(notify.report_use, operations, refresher.source, mountpoint)
             nursery.start_soon(hold.run)
             await sessionloop.run()
             nursery.cancel_scope.cancel()
