@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
+import termios
+import time
 from pathlib import Path
 
 import pytest
@@ -70,8 +74,31 @@ def test_a_full_standard_output_is_an_error(command: list[str], unbuffered: bool
             [PROGRAM, *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment, timeout=60
         )
     assert done.returncode == 1
-    where = "" if unbuffered else "standard output: "
-    assert done.stderr == f"zarrfs: {where}no space left on device\n"
+    assert done.stderr == "zarrfs: standard output: cannot be written: no space left on device\n"
+
+
+@pytest.mark.parametrize("command", ["ls -lR SOURCE", "cat SOURCE 0/big", "archive create --inline -C SOURCE 0"])
+def test_ctrl_c_ends_a_command_whose_output_nobody_reads(command: str, tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / str(number)).mkdir()
+        for name in range(100):
+            (tmp_path / str(number) / f"{name}{'x' * 100}").touch()
+    (tmp_path / "0/big").write_bytes(bytes(1 << 20))
+    words = [word.replace("SOURCE", str(tmp_path)) for word in command.split()]
+    with subprocess.Popen([PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        until = time.monotonic() + 60
+        while not _is_full(process.stdout.fileno()) and time.monotonic() < until:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert process.stderr.read() == b""
+
+
+def _is_full(pipe: int) -> bool:
+    waiting = fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))
+    return int.from_bytes(waiting, sys.byteorder) >= fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) - 4096
 
 
 @pytest.mark.parametrize("word", ["ls", "mount", "archive"])

@@ -56,15 +56,15 @@ class LazyGroup(click.Group):
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run the group after reopening closed standard streams and hiding secrets in the command line."""
+        from zarrfs.cli import streams
         from zarrfs.cli.command_line import hide_secrets
 
+        if None in (sys.stdin, sys.stdout, sys.stderr):
+            streams.open_closed()
         if not args and extra.get("args") is None:  # called with the arguments of the process
             hide_secrets()
+            streams.name_output()
             gc.set_threshold(50_000, 20, 20)  # by default, collections take a tenth of the import time
-        if None in (sys.stdin, sys.stdout, sys.stderr):
-            from zarrfs.cli.streams import open_closed
-
-            open_closed()
         return super().main(*args, **extra)
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:

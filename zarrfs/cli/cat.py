@@ -39,18 +39,14 @@ def cat(source: str, keys: tuple[str, ...], extent: tuple[int, int | None], pars
 
     Symbolic links within SOURCE are followed. It stops at the first key that cannot be read, with exit status 1.
     """
-    import trio
-
     from zarrfs.documents.plan import Plan
     from zarrfs.store.api import Store
     from zarrfs.store.traversal import pieces
 
     async def body(store: Store, plan: Plan) -> None:
-        output = trio.wrap_file(sys.stdout.buffer)
         for key in cleaned:
             async for piece in pieces(store, key, *extent):
-                await output.write(piece)
-        await output.flush()
+                sys.stdout.buffer.write(piece)
 
     cleaned = [common.clean_key(key) for key in keys]
     common.run_on_store(source, parsed, body)

@@ -7,7 +7,6 @@ import functools
 import importlib
 import io
 import logging
-import os
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -182,25 +181,14 @@ def _report(exc: BaseException, status: int) -> int:
     if isinstance(exc, KeyboardInterrupt):
         return 130
     if isinstance(exc, BrokenPipeError):  # the reader of standard output has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     if isinstance(exc, OSError) and exc.filename is None:
-        say(_output_failure() or reason_of(exc))
+        say(reason_of(exc))
     elif isinstance(exc, ZarrfsError | OSError):
         say(str(exc))
     else:
         say(f"{internal_error(exc)} (-d shows where)")
     return 2 if isinstance(exc, UsageError) else status
-
-
-def _output_failure() -> str:
-    """Flush standard output; return "", or the error after redirecting standard output to /dev/null."""
-    try:
-        sys.stdout.flush()
-    except OSError as exc:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return f"standard output: {reason_of(exc)}"
-    return ""
 
 
 def say(text: str) -> None:

@@ -1,16 +1,62 @@
-"""Replacement of standard streams that the parent process has closed (`<&-`, `>&-`).
-
-Otherwise a file opened later would get the descriptor of a standard stream, and be used as that stream.
-"""
+"""The standard streams of a command: errors of the output name it, and closed streams are replaced."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from zarrfs.errors import SourceError, reason_of
+
+
+class _Output(io.FileIO):
+    """Standard output. What is written after a failed or interrupted write is lost, at the end of the process, too."""
+
+    def write(self, data: bytes, /) -> int:  # type: ignore[override]
+        try:
+            with _interruptible():
+                return super().write(data)
+        except BaseException as exc:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            if isinstance(exc, OSError) and not isinstance(exc, BrokenPipeError):
+                raise SourceError("standard output", f"cannot be written: {reason_of(exc)}") from exc
+            raise
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C interrupt the body, such as a write to a pipe that nobody reads. Trio would wait for its end."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def name_output() -> None:
+    """Make errors of sys.stdout name it."""
+    now = sys.stdout
+    if isinstance(now, io.TextIOWrapper):
+        now.flush()
+        lines = now.line_buffering or now.write_through
+        raw: Any = _Output(now.fileno(), "w", closefd=False)
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), now.encoding, now.errors, line_buffering=lines)
 
 
 def open_closed() -> None:
-    """Replace each closed standard stream: input and output fail with EBADF, text for standard error is lost."""
+    """Replace each closed standard stream: input and output fail with EBADF, text for standard error is lost.
+
+    Otherwise a file opened later would get the descriptor of the stream, and be used as that stream.
+    """
     for number, name, flags in (0, "stdin", os.O_WRONLY), (1, "stdout", os.O_RDONLY), (2, "stderr", os.O_WRONLY):
         if getattr(sys, name) is None:
             descriptor = os.open(os.devnull, flags)

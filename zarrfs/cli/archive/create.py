@@ -13,7 +13,7 @@ import click
 
 from zarrfs.cli import common
 from zarrfs.config import options
-from zarrfs.errors import SourceError, UsageError, printable, reason_of
+from zarrfs.errors import UsageError, printable, reason_of
 
 EPILOG = """\b
 Examples:
@@ -88,11 +88,10 @@ def _create(
     inline: int, region: int, algorithm: str, dictionary: bool, excludes: tuple[str, ...], skip_unsupported: bool,
     sync: bool,
 ) -> None:  # fmt: skip
-    import trio
-
     from zarrfs.archives.local_tree import LocalTree
     from zarrfs.archives.writer import MAX_INLINE, MAX_REGION, BlobDirectory, write_archive
     from zarrfs.cli import meter
+    from zarrfs.concurrency import tasks
 
     if not paths:
         raise UsageError("nothing to archive: give PATHs or --files-from ('.' archives all that is in DIR)")
@@ -105,7 +104,6 @@ def _create(
         if not quiet:
             common.say(f"warning: {printable(text)}")
 
-    @trio.lowlevel.enable_ki_protection  # Ctrl-C comes between entries, so that descriptors are closed once
     async def write() -> None:
         with contextlib.ExitStack() as stack:
             stack.enter_context(blob_directory(blobs))
@@ -120,7 +118,7 @@ def _create(
             if put is not None and sync:
                 put.finish()
 
-    trio.run(write)
+    tasks.run(write)
 
 
 def _directory(blobs: str) -> str:
@@ -152,22 +150,11 @@ def _listed(path: str, null: bool) -> Iterator[str]:
 @contextlib.contextmanager
 def _opened(output: str, force: bool) -> Iterator[tuple[Callable[[bytes], object], frozenset[tuple[int, int]]]]:
     """Yield a function that writes to the output, and (device, inode) of the output, which must not be archived."""
-    import trio
-
     from zarrfs.references.output import STDOUT, archive_form, compressor
     from zarrfs.store.destination import placed
 
     if output == STDOUT:
-        file = sys.stdout.buffer
-        # Ctrl-C interrupts a write to a pipe that nobody reads
-        write = trio.lowlevel.disable_ki_protection(lambda data: file.write(data))
-        try:
-            yield write, _identities(file.fileno())
-            file.flush()
-        except BrokenPipeError:
-            raise
-        except OSError as exc:
-            raise SourceError("standard output", f"cannot be written: {reason_of(exc)}") from exc
+        yield sys.stdout.buffer.write, _identities(sys.stdout.fileno())
         return
     form = archive_form(output)
     with placed(output, "archive", force) as raw, compressor(raw, form) as file:
