@@ -209,5 +209,5 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path, argume
         ended.set()
         writer.join()
     assert done.returncode == 1
-    assert done.stderr == "zarrfs: file: changed while it was read: archive it when nothing writes to it\n"
+    assert done.stderr == "zarrfs: file: changed while it was read: try again when nothing writes to it\n"
     assert sorted(os.listdir(tmp_path)) in (["b", "file"], ["file"])

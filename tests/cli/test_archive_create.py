@@ -39,7 +39,7 @@ def archived(*arguments: object, told: str = "", **more: Any) -> list[str]:
     """Archive to standard output, and return the paths of the entries."""
     done = run("archive", "create", *arguments, **more)
     assert (done.returncode, done.stderr) == (0, told)
-    return paths(done.stdout)
+    return sorted(paths(done.stdout))
 
 
 def refused(*arguments: object, status: int = 1, **more: Any) -> str:
@@ -50,20 +50,20 @@ def refused(*arguments: object, status: int = 1, **more: Any) -> str:
 
 
 def test_paths_are_normalised_and_archived_once(place: Path) -> None:
-    everything = ["in", "in/a.txt", "in/z", "in/sub", "in/sub/b.txt", "in/sub/c.tmp"]
+    everything = ["in", "in/a.txt", "in/sub", "in/sub/b.txt", "in/sub/c.tmp", "in/z"]
     assert archived("in") == everything
-    assert archived(".") == ["more", *everything]
-    assert archived("-C", "in", ".") == ["a.txt", "z", "sub", "sub/b.txt", "sub/c.tmp"]
+    assert archived(".") == [*everything, "more"]
+    assert archived("-C", "in", ".") == ["a.txt", "sub", "sub/b.txt", "sub/c.tmp", "z"]
     assert archived("-C", place / "in", "sub//./b.txt", "./z") == ["sub/b.txt", "z"]
     assert archived("in/sub/", "in/sub", "in/sub/b.txt", "more") == ["in/sub", "in/sub/b.txt", "in/sub/c.tmp", "more"]
 
 
 def test_exclude_patterns_leave_out_matching_paths(place: Path) -> None:
-    kept = ["in", "in/a.txt", "in/z", "in/sub", "in/sub/b.txt"]
+    kept = ["in", "in/a.txt", "in/sub", "in/sub/b.txt", "in/z"]
     assert archived(".", "--exclude", "*.tmp", "--exclude", "more") == kept
     assert archived("in", "--exclude", "sub") == ["in", "in/a.txt", "in/z"]
-    assert archived("in", "--exclude", "in/sub/*") == ["in", "in/a.txt", "in/z", "in/sub"]
-    assert archived(".", "--exclude", "/in/sub", "--exclude", "/a.txt") == ["more", "in", "in/a.txt", "in/z"]
+    assert archived("in", "--exclude", "in/sub/*") == ["in", "in/a.txt", "in/sub", "in/z"]
+    assert archived(".", "--exclude", "/in/sub", "--exclude", "/a.txt") == ["in", "in/a.txt", "in/z", "more"]
     assert archived("in", "more", "--exclude", "./more", "--exclude", "sub/b.txt", "--exclude", "[az]*") == [
         "in", "in/sub", "in/sub/b.txt", "in/sub/c.tmp",
     ]  # fmt: skip
@@ -75,7 +75,7 @@ def test_exclude_patterns_leave_out_matching_paths(place: Path) -> None:
 
 def test_files_from_reads_paths_from_a_list(place: Path) -> None:
     (place / "list").write_text("in/a.txt\n\nmore\n")
-    assert archived("--files-from", "list", "in/z") == ["in/z", "in/a.txt", "more"]
+    assert archived("--files-from", "list", "in/z") == ["in/a.txt", "in/z", "more"]
     (place / "new\nline").write_text("1")
     assert archived("-0", "--files-from", "-", input="in/z\0new\nline\0") == ["in/z", "new\nline"]
     assert archived("-C", "in", "--files-from", "-", input="z") == ["z"]
@@ -92,12 +92,12 @@ def test_the_directory_of_blobs_may_be_a_file_uri(place: Path) -> None:
 
 
 def test_missing_paths_are_errors(place: Path) -> None:
-    assert refused("in", "gone") == "gone: no such file or directory (or it is gone meanwhile)"
+    assert refused("in", "gone") == "gone: no such file or directory"
     assert refused("-C", "in", "a.txt/b").startswith("in: a.txt/b: no such file or directory")
 
 
 def test_missing_paths_and_paths_through_links_below_other_paths_are_errors(place: Path) -> None:
-    assert refused("in", "in/gone") == "in/gone: no such file or directory (or it is gone meanwhile)"
+    assert refused("in", "in/gone") == "in/gone: no such file or directory"
     assert refused(".", "in/a.txt/b").startswith("in/a.txt/b: no such file or directory")
     os.symlink("../in", "in/link")
     through = "is below a symbolic link, which"
@@ -121,8 +121,9 @@ def make(kind: str, at: str) -> None:
 
 
 RULES = {
-    "fifo": "a fifo", "socket": "a socket", "character": "a character device", "block": "a block device",
-    "link": "a symbolic link whose target is not UTF-8",
+    "fifo": "is a FIFO, which is not opened", "socket": "is a socket, which is not opened",
+    "character": "is a device, which is not opened", "block": "is a device, which is not opened",
+    "link": "a symbolic link whose target is not UTF-8, which no archive can hold",
 }  # fmt: skip
 
 
@@ -131,12 +132,12 @@ def test_entries_that_no_archive_can_hold_are_refused_or_left_out(place: Path, k
     if kind in ("character", "block") and os.geteuid():
         pytest.skip("makes devices")
     make(kind, "in/bad")
-    told = f"in/bad: {RULES[kind]}, which no archive can hold"
+    told = f"in/bad: {RULES[kind]}"
     assert refused("in", "-O", "new.json", "--blobs", "b") == f"{told} (--skip-unsupported leaves it out)"
     assert sorted(os.listdir()) == ["in", "more"]
     assert refused("in/bad") == f"{told} (--skip-unsupported leaves it out)"
     left = archived("in", "--skip-unsupported", told=f"zarrfs: warning: {told}: left out\n")
-    assert left == ["in", "in/a.txt", "in/z", "in/sub", "in/sub/b.txt", "in/sub/c.tmp"]
+    assert left == ["in", "in/a.txt", "in/sub", "in/sub/b.txt", "in/sub/c.tmp", "in/z"]
     assert archived("-q", "in/bad", "more", "--skip-unsupported") == ["more"]
 
 
@@ -196,19 +197,12 @@ def test_outputs_are_not_archived(place: Path) -> None:
     assert "in/out.json" not in paths((place / "in/out.json").read_bytes())
 
 
-def test_the_staging_directory_of_an_interrupted_extraction_is_not_archived(place: Path) -> None:
-    """The name is reserved: directory stores hide it, and extraction refuses it at the top of an archive."""
+def test_names_that_are_reserved_for_unfinished_copies_are_not_archived(place: Path) -> None:
     for above in "in", "in/sub":
         (place / above / ".zarrfs-staging").mkdir()
         (place / above / ".zarrfs-staging/note").write_text("{}")
-    what = "a name that is reserved for unfinished copies: left out\n"
-    top, below = (f"zarrfs: warning: in: {name}.zarrfs-staging: {what}" for name in ("", "sub/"))
-    left = ["a.txt", "z", "sub", "sub/b.txt", "sub/c.tmp"]
-    assert archived("-C", "in", ".", told=top + below) == left
-    assert run("archive", "create", "-C", "in", ".", "-O", "new.json").returncode == 0
-    assert archived("-C", "in", ".zarrfs-staging", "z", told=top) == ["z"]
-    assert archived("-C", "in", ".zarrfs-staging/note", "z", told=top.replace(": a name", "/note: a name")) == ["z"]
-    assert archived("in/.zarrfs-staging", "more", told=f"zarrfs: warning: in/.zarrfs-staging: {what}") == ["more"]
+    assert archived("-C", "in", ".") == ["a.txt", "sub", "sub/b.txt", "sub/c.tmp", "z"]
+    assert "no such file" in refused("in/.zarrfs-staging/note", "more")
 
 
 def test_a_file_of_a_size_that_no_archive_can_hold_is_refused_or_left_out(place: Path) -> None:

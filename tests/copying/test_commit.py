@@ -311,7 +311,7 @@ def test_entries_that_the_format_cannot_hold_are_an_error_or_left_out(place: Pat
     os.mkfifo("up/fifo")
     result = commit_to("new.json", "--skip-unsupported")
     assert result.exit_code == 1, "something was left out"
-    assert [line.split(":")[2].strip() for line in result.stderr.splitlines()] == ["fifo", "link"]
+    assert [line.split(": ")[3] for line in result.stderr.splitlines()] == ["fifo", "link"]
     names = CliRunner().invoke(main, ["ls", "new.json"]).output.split()
     assert names == [".zgroup", "a", "large", "sparse"]
 
@@ -449,10 +449,10 @@ def test_a_file_that_has_changed_since_it_was_listed_is_an_error(tmp_path: Path)
             assert await tree.read(nodes[key], 0, 5) == b"value"
             (tmp_path / "new").write_bytes(b"longer value")
             os.replace(tmp_path / "new", path)
-            with pytest.raises(SourceError, match=f"{key}: has changed since it was listed"):
+            with pytest.raises(SourceError, match=f"{key}: changed while it was read"):
                 await tree.read(nodes[key], 0, 5)
         (tmp_path / "upper/empty").write_bytes(b"value")
-        with pytest.raises(SourceError, match="empty: has changed since it was listed"):
+        with pytest.raises(SourceError, match="empty: changed while it was read"):
             await tree.extents(nodes["empty"], 0)
         tree.close()
         await overlay.aclose()

@@ -8,7 +8,7 @@ import os
 import stat
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import orjson
 
@@ -20,6 +20,7 @@ from zarrfs.store.writing import NewFile, remove_abandoned
 from zarrfs.system.buffers import write_all
 
 if TYPE_CHECKING:
+    from zarrfs.archives.tree import Tree
     from zarrfs.system.buffers import Buffer
 
 MAX_REGION = 64 << 20  # bytes of the largest blob
@@ -37,21 +38,8 @@ class Entry(NamedTuple):
     mode: int  # permission bits
     mtime_ns: int | None
     target: str | None  # of a symbolic link
-    status: os.stat_result | None  # lstat of a local entry; None for one of the lower store of an overlay
+    changed: bool = False  # it is in the upper directory of an overlay
     unreadable: str = ""  # why it cannot be read, if that is known without opening it
-
-
-class Tree(Protocol):
-    """The contents of the files of a tree. Methods raise SourceError for what cannot be read, or has changed."""
-
-    async def size(self, entry: Entry) -> int:
-        """Return the size of a file."""
-
-    async def extents(self, entry: Entry, size: int) -> list[tuple[int, int]]:
-        """Return (start, stop) of the data extents of a file of `size` bytes, in order."""
-
-    async def read(self, entry: Entry, start: int, stop: int) -> bytes:
-        """Return exactly the bytes [start, stop) of a file."""
 
 
 async def write_archive(
@@ -89,7 +77,7 @@ async def _content(
     if not extents:
         return {}
     if size <= inline:
-        data = await tree.read(entry, 0, size)
+        data = bytes(await tree.read(entry, 0, size))
         if b"\0" not in data:  # RFC 37 allows NUL in text, but Flux then refuses the whole archive
             with contextlib.suppress(UnicodeDecodeError):
                 return {"encoding": "utf-8", "data": data.decode()}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from zarrfs.archives.writer import Entry
 from zarrfs.config import urls
-from zarrfs.copying.commit_tree import MergedTree, reading
+from zarrfs.copying.commit_tree import MergedTree
 from zarrfs.errors import SourceError
 from zarrfs.references.keys import ZARR_METADATA, entry_rule
 from zarrfs.references.writer import NOT_UTF8, kept_reference, moved_urls, reference_of
@@ -56,9 +56,9 @@ async def references_of(
 async def _reference(
     tree: MergedTree, node: Entry, plan: Plan, moved: Callable[[str], str], data: DataFile, how: ReferenceOptions
 ) -> Reference | None:
-    unchanged = tree.overlay.lower if node.status is None else None
+    unchanged = tree.overlay.lower if not node.changed else None
     if unchanged is not None and plan.kind == "references":
-        with reading(tree.source, node.key):
+        with tree.reading(node):
             where = await unchanged.locate(node.key, shown=False)
             if tree.refused(node, where.get("broken")):
                 return None
@@ -66,16 +66,16 @@ async def _reference(
                 return await kept_reference(unchanged, plan, node.key, where, moved)
     size = await tree.size(node)
     if split_key(node.key)[1] in ZARR_METADATA or size <= how.inline:
-        return Reference(node.key, await tree.read(node, 0, size))
+        return Reference(node.key, bytes(await tree.read(node, 0, size)))
     if unchanged is not None and plan.kind == "zarr":
-        with reading(tree.source, node.key):
+        with tree.reading(node):
             where = await unchanged.locate(node.key, shown=False)
             if "url" in where:
                 return reference_of(plan, node.key, where, size)
     if unchanged is None and how.in_place:
         path = os.path.join(tree.overlay.upper.path, node.key)
         if not is_utf8(path):
-            raise SourceError(tree.place(node), NOT_UTF8, node.key)
+            raise tree.error(node, NOT_UTF8)
         url = path if "::" in path else f"file://{path}"  # a URL with "::" would be read as a chain of URLs
         return Reference(node.key, None, url, 0, size)
     return await data.add(tree, node, size)

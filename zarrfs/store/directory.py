@@ -144,8 +144,12 @@ class FileSystemStore(Store):
         unit = status.f_frsize
         return Usage(status.f_blocks * unit, status.f_files, status.f_bavail * unit, status.f_favail)
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
+        """Close the base directory."""
         self._base.close()
+
+    async def aclose(self) -> None:
+        self.close()
 
     # -- on the event loop: None means that it takes a worker thread
 

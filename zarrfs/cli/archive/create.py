@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -107,9 +106,10 @@ def _create(
     async def write() -> None:
         with contextlib.ExitStack() as stack:
             stack.enter_context(blob_directory(blobs))
-            put_out, own = stack.enter_context(_opened(output, force))
+            put_out = stack.enter_context(_opened(output, force))
+            own = [os.path.realpath("/dev/stdout" if output == "-" else output)]
+            own += [os.path.realpath(blobs)] if blobs is not None else []
             put = stack.enter_context(BlobDirectory(blobs, algorithm)) if blobs is not None else None
-            own |= _identities(blobs) if blobs is not None else frozenset()
             tree = stack.enter_context(LocalTree(base, warn, excludes, skip_unsupported, own))
             stack.enter_context(meter.displayed(tree, quiet))
             most = MAX_INLINE if all_inline else min(inline, MAX_INLINE)
@@ -148,27 +148,17 @@ def _listed(path: str, null: bool) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _opened(output: str, force: bool) -> Iterator[tuple[Callable[[bytes], object], frozenset[tuple[int, int]]]]:
-    """Yield a function that writes to the output, and (device, inode) of the output, which must not be archived."""
+def _opened(output: str, force: bool) -> Iterator[Callable[[bytes], object]]:
+    """Yield a function that writes to the output."""
     from zarrfs.references.output import STDOUT, archive_form, compressor
     from zarrfs.store.destination import placed
 
     if output == STDOUT:
-        yield sys.stdout.buffer.write, _identities(sys.stdout.fileno())
+        yield sys.stdout.buffer.write
         return
     form = archive_form(output)
     with placed(output, "archive", force) as raw, compressor(raw, form) as file:
-        yield file.write, _identities(output)
-
-
-def _identities(*places: str | int) -> frozenset[tuple[int, int]]:
-    found = set()
-    for place in places:
-        with contextlib.suppress(FileNotFoundError):
-            status = os.stat(place)
-            if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
-                found.add((status.st_dev, status.st_ino))
-    return frozenset(found)
+        yield file.write
 
 
 @contextlib.contextmanager
