@@ -54,7 +54,7 @@ def found(cache: DiskCache, start: int, stop: int, target: str = T, version: Tar
     with contextlib.suppress(BlockingIOError):
         now = cache.read(target, start, stop, version, now=True)
         assert now is None or now.block == expected
-    large = cache.read(target, start, stop, version, stays=True)
+    large = cache.read(target, start, stop, version, whole=False)
     if large is not None and isinstance(large.block, BlockOnDisk):
         part = cache.piece(large.block, 5, 100)
         assert part is None or bytes(part) == expected[5:105]
@@ -150,6 +150,15 @@ def test_a_damaged_version_record_is_a_miss_and_can_be_written_again(how: str, t
     assert (cache.said(T) or [None])[0] == version
 
 
+@pytest.mark.parametrize("version", [TargetVersion("e" * 600, 3), TargetVersion('"one"', 1 << 70)])
+def test_a_block_of_a_version_that_is_too_long_is_not_kept(version: TargetVersion, tmp_path: Path) -> None:
+    cache = DiskCache(str(tmp_path), SIZE)
+    write(cache, 0, 3, version=version)
+    cache.record(T, version, time.time())
+    assert not found(cache, 0, 3, version=version)
+    assert cache.said(T) is None
+
+
 def test_a_block_in_place_of_another_is_refused(tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), SIZE)
     write(cache, 0, 1000)
@@ -204,7 +213,7 @@ def test_another_target_version_or_range_is_a_miss(tmp_path: Path) -> None:
 def test_a_large_block_that_is_replaced_while_it_is_read_is_not_mixed(tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), SIZE)
     write(cache, 0, 3 * MIB)
-    stored = cache.read(T, 0, 3 * MIB, stays=True)
+    stored = cache.read(T, 0, 3 * MIB, whole=False)
     assert stored is not None
     assert isinstance(stored.block, BlockOnDisk)
     write(DiskCache(str(tmp_path), SIZE), 0, 3 * MIB, version=TWO)
@@ -426,6 +435,19 @@ def test_a_full_disk_causes_one_warning_and_no_error(
         write(cache, 0, 70_000)
         assert found(cache, 0, 70_000)
         assert len(warnings(caplog)) == 1
+        cache.close()
+
+
+@needs_root
+def test_without_free_inodes_older_blocks_are_evicted(tmp_path: Path) -> None:
+    """A quota of files is often used up long before cache_size=."""
+    with tmpfs(tmp_path / "small", f"size={16 * MIB},nr_inodes=8") as place:
+        cache = DiskCache(str(place / "c"), 1 << 30)
+        for number in range(20):
+            cache.take(T, number * MIB)
+            write(cache, number * MIB, number * MIB + 70_000)
+            cache.release(T, number * MIB)
+            assert found(cache, number * MIB, number * MIB + 70_000)
         cache.close()
 
 

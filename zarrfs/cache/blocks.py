@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LARGE, _TWICE = 128 << 10, 4096  # bytes of a block for which new memory is slow; such blocks that are remembered
+_LARGE, _DROPPABLE = 128 << 10, 4096  # bytes of a block for which new memory is slow; such blocks that are on disk
 _UNIT, _UNITS = 256 << 10, 64  # bytes of a unit; units that are fetched ahead at most
 _TINY = 16 << 10  # bytes of the largest value that look() does not keep on disk: to request it again takes as long
-_TOGETHER = 1 << 20  # bytes of the largest block that the queue coalesces with others
+_COALESCED = 1 << 20  # bytes of the largest block that the queue coalesces with others
 _ENDLESS = 1 << 62  # for the size of a target that is not known yet
 
 
@@ -55,7 +55,7 @@ class Blocks:
             self._disk = DiskBlocks(options, self._pins, self.ranges.usual)
         self.cache: BlockCache[Block] = BlockCache(memory_limit(options) - queue, self._is_paid, self.ranges.is_out)
         self._beginning: dict[str, trio.CapacityLimiter] = {}  # by server
-        self._twice: LRU[Hashable, bool] = LRU(_TWICE)  # large blocks in memory that are, or will be, on disk as well
+        self._droppable: LRU[Hashable, bool] = LRU(_DROPPABLE)  # large blocks in memory that the disk has as well
         self._in_order = Streams(slack=GAP, reads=4)
         self.bound_ahead()
 
@@ -78,7 +78,7 @@ class Blocks:
             block = await self._get(wanted, length, whole=True)
         if at + length > len(block):
             raise self._out_of_range(wanted, len(block), read)
-        if at + length == len(block) and self._twice.pop(wanted.key, False):
+        if at + length == len(block) and self._droppable.pop(wanted.key, False):
             self.cache.discard(wanted.key)  # read to its end: its memory takes the next one
         return memoryview(block)[at : at + length]
 
@@ -240,8 +240,8 @@ class Blocks:
             cut = await self._from_units(wanted, units)
             if cut is not None:
                 return cut
-        together = ahead and wanted.stop - wanted.start <= _TOGETHER
-        async with self._on_disk(wanted, units, together, stays=not whole) as (block, parts):
+        batched = ahead and wanted.stop - wanted.start <= _COALESCED
+        async with self._on_disk(wanted, units, batched, whole) as (block, parts):
             if block is not None:
                 return block
             if parts:
@@ -253,12 +253,12 @@ class Blocks:
             return await self._from_server(wanted, ahead)
 
     def _on_disk(
-        self, wanted: BlockRequest, units: Sequence[BlockRequest] = (), together: bool = False, stays: bool = False
+        self, wanted: BlockRequest, units: Sequence[BlockRequest] = (), batched: bool = False, whole: bool = True
     ) -> contextlib.AbstractAsyncContextManager[tuple[Block | None, list[Block]]]:
         """Do what DiskBlocks.find() does; without a disk, nothing is found."""
         nothing: tuple[Block | None, list[Block]] = None, []
         return (
-            contextlib.nullcontext(nothing) if self._disk is None else self._disk.find(wanted, units, together, stays)
+            contextlib.nullcontext(nothing) if self._disk is None else self._disk.find(wanted, units, batched, whole)
         )
 
     @staticmethod
@@ -293,7 +293,7 @@ class Blocks:
         if self._disk is not None and version is not None:
             queued = self._disk.write(wanted, found.data, version)
             if queued and len(found.data) >= _LARGE:
-                self._twice.put(wanted.key, True)
+                self._droppable.put(wanted.key, True)
         return found.data
 
 

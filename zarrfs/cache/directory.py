@@ -28,6 +28,7 @@ from zarrfs.system.buffers import Buffer, write_parts
 BLOCKS = "zarrfs-blocks-3"
 BACK_OFF = 30.0  # seconds without writes and leases after a failed write, or without open_now() after a slow one
 TOUCH = 60.0  # seconds: the precision of the time at which a file was last used
+FULL = (errno.ENOSPC, errno.EDQUOT)
 LEFT = 1 << 30  # bytes of the disk that stay free; a tenth of a small one
 _KEPT = re.compile(r"[0-9a-f]{32}")
 _LEASE = ".lease"
@@ -96,7 +97,7 @@ class CacheDirectory:
         try:
             self._write(name, parts, lease)
         except OSError as exc:
-            if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if exc.errno not in FULL:
                 raise
             self._make_room(size, full=True)  # other data fill the disk, or a quota is used up
             self._write(name, parts)

@@ -23,7 +23,7 @@ from typing import NamedTuple, TypeVar
 import xxhash
 
 from zarrfs.cache.block_request import Block, BlockOnDisk
-from zarrfs.cache.directory import BACK_OFF, TOUCH, CacheDirectory, Handle
+from zarrfs.cache.directory import BACK_OFF, FULL, TOUCH, CacheDirectory, Handle
 from zarrfs.errors import reason_of
 from zarrfs.metrics.counters import COUNTS
 from zarrfs.net.versions import TargetVersion
@@ -94,12 +94,12 @@ class DiskCache:
 
     def read(
         self, target: str, start: int, stop: int, version: TargetVersion | None = None, now: bool = False,
-        stays: bool = False,
+        whole: bool = True,
     ) -> Stored | None:  # fmt: skip
         """Return the bytes [start, stop) of `target`, verified: of `version`, or of any one.
 
-        Fewer at its end; None if there is no block of them at `start`. `stays`: return a large block as a BlockOnDisk,
-        if the directory is on a local file system.
+        Fewer at its end; None if there is no block of them at `start`. Not `whole`: return a large one as a
+        BlockOnDisk, if the directory is on a local file system.
         """
         name = _name_of(target, start)
 
@@ -111,7 +111,7 @@ class DiskCache:
                     return None
                 if now and head.length > LARGE:
                     raise BlockingIOError(errno.EAGAIN, "too large")
-                large = stays and kept > LARGE and self._directory.local
+                large = not whole and kept > LARGE and self._directory.local
                 data: Buffer = b""
                 if not large:
                     data = read_cached(file, _HEAD, kept) if now else read_all(file, kept, _HEAD)
@@ -162,7 +162,8 @@ class DiskCache:
         except FileExistsError:
             return False
         except OSError as exc:
-            self._failed(exc)
+            if exc.errno not in FULL:  # then write() makes room
+                self._failed(exc)
             return None
         return True
 
@@ -263,9 +264,11 @@ def _seed(name: str) -> int:
 
 
 def _pack(name: str, data: Buffer, version: TargetVersion, seen: float) -> bytes | None:
-    """Return the head of a file; None if the tag of the version is too long for it."""
-    check = xxhash.xxh3_64_intdigest(data, _seed(name))
-    fields = _FIELDS.pack(_MAGIC, seen, version.size, len(data), check)
+    """Return the head of a file; None if the version is too long for it."""
+    try:
+        fields = _FIELDS.pack(_MAGIC, seen, version.size, len(data), xxhash.xxh3_64_intdigest(data, _seed(name)))
+    except struct.error:  # a server may say any size
+        return None
     head = (fields + version.tag.encode("utf-8", "surrogatepass")).ljust(_HEAD - 8, b"\0")
     return head + xxhash.xxh3_64_digest(head, _seed(name)) if len(head) == _HEAD - 8 else None
 

@@ -73,8 +73,8 @@ class DiskBlocks:
         self._targets: LRU[Target, str] = LRU(_TARGETS)
         self._threads = trio.CapacityLimiter(_READERS)
         self._pass = PassLimit(_PASS)
-        self._together: list[Callable[[], None]] = []  # jobs of read-ahead that a thread is about to do
-        self._done_together = trio.Event()
+        self._batch: list[Callable[[], None]] = []  # jobs that a thread is about to do
+        self._batch_done = trio.Event()
         self._jobs: deque[tuple[int, Callable[..., None], tuple[Any, ...]]] = deque()  # for the thread that writes
         self._queue_max = queue_size(options)  # bytes
         self._put = self._done = 0  # bytes that were queued, counted by the loop, and written, by the thread
@@ -138,15 +138,15 @@ class DiskBlocks:
 
     @contextlib.asynccontextmanager
     async def find(
-        self, wanted: BlockRequest, units: Sequence[BlockRequest] = (), together: bool = False, stays: bool = False
+        self, wanted: BlockRequest, units: Sequence[BlockRequest] = (), batched: bool = False, whole: bool = True
     ) -> AsyncIterator[tuple[Block | None, list[Block]]]:
         """Yield (the block, []), or (None, the `units` that contain it), or (None, []). Raise TargetChanged.
 
         In the last case the caller fetches the block, and holds the lease on it meanwhile. If another process has the
         lease, wait for its block. If that takes too long, or no lease can be taken, go on without one.
 
-        `together`: return at the same time as other such calls, so that requests for neighbours begin together.
-        `stays`: yield a BlockOnDisk if the block is large.
+        `batched`: return at the same time as other such calls, so that requests for neighbours begin together. Not
+        `whole`: yield a BlockOnDisk if the block is large.
         """
         if self._pins.has_no_version(wanted):
             yield None, []
@@ -154,14 +154,14 @@ class DiskBlocks:
         target, version = self._target(wanted), self._pins.version(wanted)
 
         def look() -> tuple[_Found | None, bool | None]:
-            found, held = self._look(target, wanted, version, units, stays=stays), None
+            found, held = self._look(target, wanted, version, units, whole=whole), None
             if found is None and wanted.stop - wanted.start >= _LEASED:
                 held = self._cache.take(target, wanted.start)
                 if held:  # the last holder may have written it meanwhile
-                    found = self._look(target, wanted, version, units, stays=stays)
+                    found = self._look(target, wanted, version, units, whole=whole)
             return found, held
 
-        found, held = await self._in_thread(look, together)
+        found, held = await self._in_thread(look, batched)
         if held is False:
             found, held = await self._wait(target, wanted.start, look)
         try:
@@ -196,13 +196,13 @@ class DiskBlocks:
 
     def _look(
         self, target: str, wanted: BlockRequest, version: TargetVersion | None, units: Sequence[BlockRequest] = (),
-        now: bool = False, stays: bool = False,
+        now: bool = False, whole: bool = True,
     ) -> _Found | None:  # fmt: skip
         """Look for a block, or the units that contain it, of a version; None: the one that was reported last.
 
         `now`: raise BlockingIOError instead of waiting for the disk.
         """
-        block = self._cache.read(target, wanted.start, wanted.stop, version, now, stays)
+        block = self._cache.read(target, wanted.start, wanted.stop, version, now, whole)
         stored = [] if block is None else [block]
         for unit in units if block is None else ():
             part = self._cache.read(target, unit.start, unit.stop, version, now)
@@ -245,22 +245,22 @@ class DiskBlocks:
 
     # -- threads that read
 
-    async def _in_thread(self, job: Callable[[], T], together: bool = False) -> T:
-        """Do a job in a thread. Those that begin `together`, in one pass of the loop, share one and end together."""
+    async def _in_thread(self, job: Callable[[], T], batched: bool = False) -> T:
+        """Do a job in a thread. The `batched` ones of one pass of the loop share a thread, and end together."""
         found: list[T] = []
-        if together:
-            if not self._together:
-                self._done_together = trio.Event()
-                in_background(self._do_together, self._done_together)
-            self._together.append(lambda: found.append(job()))
+        if batched:
+            if not self._batch:
+                self._batch_done = trio.Event()
+                in_background(self._do_batch, self._batch_done)
+            self._batch.append(lambda: found.append(job()))
             with trio.CancelScope(shield=True):  # a thread is not cancelled, and may have taken a lease
-                await self._done_together.wait()
+                await self._batch_done.wait()
         return found[0] if found else await trio.to_thread.run_sync(job, limiter=self._threads)
 
-    async def _do_together(self, done: trio.Event) -> None:
+    async def _do_batch(self, done: trio.Event) -> None:
         try:
             await trio.lowlevel.checkpoint()
-            jobs, self._together = self._together, []
+            jobs, self._batch = self._batch, []
             await trio.to_thread.run_sync(lambda: [job() for job in jobs], limiter=self._threads)
         finally:
             done.set()

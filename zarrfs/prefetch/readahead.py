@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 Index = tuple[int, ...]  # the position of a chunk in its grid
 Work = Callable[[], Awaitable[None]]
 
-_LEAST, _MOST_LEAST = 3, 16  # reads in order that begin a sequence; one more if they are some steps apart
+_LEAST, _MOST_NEEDED = 3, 16  # reads in order that begin a sequence; one more if they are some steps apart
 _FIRST, _MOST = 4, 1024  # keys in the first and in the largest window
 _CHEAP = 1 << 20  # bytes of a window that may have four times as many keys as were predicted correctly
 _PART = 4 << 20  # bytes: of a larger value only the beginning is prefetched
@@ -72,7 +72,7 @@ class _Array:
         self.recent: LRU[Index, int] = LRU(_RECENT)
         # The number of reads in order that begin a sequence. Each sequence that begins doubles it. A correct
         # prediction lowers it by one, and so does a read next to one of the last two, because a line may be short.
-        self.least = _LEAST
+        self.needed = _LEAST
 
     def line(self, index: Index) -> tuple[int, int, list[Index]] | None:
         """Return (axis, step, chunks) of latest reads in order along one axis, among them `index`, or None."""
@@ -83,7 +83,7 @@ class _Array:
             if len(apart) == 1:
                 step = abs(index[apart[0]] - other[apart[0]])
                 steps.add((step, -apart[0]))
-                self.least = max(_LEAST, self.least - (step == 1))
+                self.needed = max(_LEAST, self.needed - (step == 1))
         for step, axis in ((step, -axis) for step, axis in sorted(steps)):
             before, after, low, high = index[:axis], index[axis + 1 :], index[axis], index[axis]
             while (*before, low - step, *after) in recent:
@@ -91,7 +91,7 @@ class _Array:
             while (*before, high + step, *after) in recent:
                 high += step
             line = [(*before, at, *after) for at in range(low, high + 1, step)]
-            if len(line) < self.least + (step > 1) or any(
+            if len(line) < self.needed + (step > 1) or any(
                 low < one[axis] < high
                 and (one[axis] - low) % step
                 and (one[:axis], one[axis + 1 :]) == (before, after)
@@ -164,7 +164,7 @@ class _Grid(_Sequence):
             weight *= (self._high[axis] - self._low[axis]) // abs(self._steps[axis]) + 1
         return bool(self._next) and 0 <= distance < _REACH
 
-    def turns(self, index: Index) -> bool:
+    def begins_line(self, index: Index) -> bool:
         """Go on from `index` if it begins another line; return whether it does."""
         level = max((at for at, axis in enumerate(self._axes) if index[axis] != self._last[axis]), default=0)
         step = index[self._axes[level]] - self._last[self._axes[level]]
@@ -271,7 +271,7 @@ class KeyReadAhead:
         if isinstance(sequence, _Grid) and chunk is not None:
             sequence.note(chunk[1])
             array = self._arrays[chunk[0]]
-            array.least = max(_LEAST, array.least - 1)
+            array.needed = max(_LEAST, array.needed - 1)
         return self._extended(sequence)
 
     def _unexpected(self, chunk: tuple[Pattern, Index] | None, size: int) -> Work | None:
@@ -284,11 +284,11 @@ class KeyReadAhead:
                 grid.strays += 1
                 if grid.strays > _STRAYS:
                     self._drop(grid)
-                elif grid.turns(index):
+                elif grid.begins_line(index):
                     grid.cancel()
                     return self._extended(grid)
             if (line := array.line(index)) is not None:
-                array.least = min(2 * array.least, _MOST_LEAST)
+                array.needed = min(2 * array.needed, _MOST_NEEDED)
                 return self._begun(_Grid(size, pattern, *line))
         for listing in [one for one in self._sequences if isinstance(one, _Listing)]:
             listing.strays += 1
