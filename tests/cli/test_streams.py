@@ -60,8 +60,7 @@ def test_a_closed_standard_input_is_named_in_the_error(archive: Path) -> None:
     assert (done.returncode, done.stderr) == (2, "zarrfs: --files-from -: bad file descriptor\n")
 
 
-@pytest.mark.parametrize("command", [["ls"], ["check"], ["cat"], ["--help"]])
-@pytest.mark.parametrize("unbuffered", [False, True])
+@pytest.mark.parametrize(("command", "unbuffered"), [(["ls"], True), (["cat"], False), (["--help"], False)])
 def test_a_full_standard_output_is_an_error(command: list[str], unbuffered: bool, tmp_path: Path) -> None:
     source = tmp_path / "a.json"
     source.write_text('[{"path": "a", "mode": 33188, "data": "x"}]')
@@ -101,15 +100,14 @@ def _is_full(pipe: int) -> bool:
     return int.from_bytes(waiting, sys.byteorder) >= fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) - 4096
 
 
-@pytest.mark.parametrize("word", ["ls", "mount", "archive"])
-def test_ctrl_c_while_modules_are_imported_prints_nothing(word: str) -> None:
+def test_ctrl_c_while_modules_are_imported_prints_nothing() -> None:
     """Before zarrfs.cli is imported, Python itself may still print a traceback."""
     code = (
         "import sys, signal, importlib.abc\nfrom zarrfs.cli import main\n"
         "class Finder(importlib.abc.MetaPathFinder):\n"
         "    def find_spec(self, name, path, target=None):\n"
-        f"        if name.startswith('zarrfs.cli.{word}'): signal.raise_signal(signal.SIGINT)\n"
-        f"sys.meta_path.insert(0, Finder())\nsys.argv = ['zarrfs', '{word}', '--help']\nmain()"
+        "        if name.startswith('zarrfs.cli.ls'): signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\nsys.argv = ['zarrfs', 'ls', '--help']\nmain()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zarrfs.config.options import Options
-from zarrfs.system.memory import memory_limit, suggested
+from zarrfs.system.memory import suggested
 
 MIB, GIB = 1 << 20, 1 << 30
 V1_UNLIMITED = 9223372036854771712  # the kernel's value for no limit in cgroups of version 1
@@ -26,11 +25,6 @@ def machine(root: Path, cgroup: str, **limits: object) -> str:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / last.replace("memory_", "memory.")).write_text(f"{text}\n")
     return str(root)
-
-
-def test_the_option_overrides_the_default() -> None:
-    assert memory_limit(Options(memory_limit=5)) == 5
-    assert memory_limit(Options(memory_limit=0)) == 0
 
 
 @pytest.mark.parametrize(
@@ -55,13 +49,11 @@ V1_LIMITS = {
         # the limit of a parent
         (64 * GIB, "0::/a/b/c\n", {"a__b__c__memory_max": "max", "a__b__memory_max": 3 * GIB, "a__memory_max": GIB},
          256 * MIB),
-        # limits above the memory of the machine
-        (2 * GIB, "0::/a\n", {"a__memory_max": "max", "a__memory_high": "max"}, 512 * MIB),
+        # a limit above the memory of the machine
         (2 * GIB, "0::/a\n", {"a__memory_max": 64 * GIB}, 512 * MIB),
         # containers: the root is their cgroup; with version 1, the path is that of the host
         (64 * GIB, "0::/\n", {"memory_max": GIB}, 256 * MIB),
         (64 * GIB, "4:memory:/docker/0123\n", {"memory__memory_limit_in_bytes": GIB}, 256 * MIB),
-        (64 * GIB, V1.format("memory"), V1_LIMITS, 256 * MIB),
         (64 * GIB, V1.format("cpu,memory"), V1_LIMITS, 256 * MIB),
         (64 * GIB, "0::/\udcff\n", {"memory_max": GIB}, 256 * MIB),  # not UTF-8
     ],
@@ -76,12 +68,6 @@ def test_the_limit_is_a_quarter_of_the_lowest_limit_of_a_cgroup(
 def test_unreadable_limits_are_ignored(text: str, tmp_path: Path) -> None:
     root = machine(tmp_path, text, a__memory_max="a lot", memory__memory_limit_in_bytes="")
     assert suggested(2 * GIB, root) == 512 * MIB
-
-
-def test_the_default_on_this_machine_is_at_most_a_quarter_of_memory() -> None:
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert 64 * MIB <= memory_limit(Options()) <= max(64 * MIB, min(GIB, total // 4))
-    assert memory_limit(Options()) == suggested(total)
 
 
 _THREADS = """
