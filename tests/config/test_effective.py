@@ -239,7 +239,7 @@ def test_paths_in_storage_options_resolve_beside_the_file(
         ("[options]\nretries = true", "[options] option retries: expected a value, not true"),
         ("[options]\nallow_other = ''", "[options] option allow_other=: expected true or false"),
         ("[options]\numask = 20", "[options] option umask: expected text, in quotes"),
-        ("[options]\nlog_level = ['info']", "[options] option log_level: expected text, in quotes"),
+        ("[options]\nlog_level = ['info']", "[options] option log_level: expected one value"),
         ("[options]\nbase = 'x'", "[options] option base is for one source"),
         ("[options]\nconfig = 'x'", "[options] option config cannot be set in a file"),
         ("[source.x]\nsource = '/x'\nconfig = 'x'", "[source.x] option config cannot be set in a file"),

@@ -146,7 +146,9 @@ def _options(value: Any, at: str, here: str, refused: tuple[str, ...]) -> Layer:
 def _located_value(name: str, value: Any, at: str, here: str) -> Any:
     """Return a value with paths of files made absolute."""
     opt = TABLE[name]
-    if isinstance(value, list) or (opt.kind is OCTAL and not isinstance(value, str)):
+    if isinstance(value, list):
+        raise UsageError(f"{at} option {name}: expected one value, not a list")
+    if opt.kind is OCTAL and not isinstance(value, str):
         raise UsageError(f"{at} option {name}: expected text, in quotes")
     local = opt.metavar in ("DIR", "FILE") and not is_url(str(value))  # for a URL the parser raises the error
     relative = opt.metavar in ("PLACE", "URL") and not _SCHEME.match(str(value))
