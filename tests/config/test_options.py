@@ -316,6 +316,19 @@ def test_bad_storage_options_of_python_are_refused(value: object) -> None:
         as_items({"storage_options": value})
 
 
+def test_storage_options_of_python_keep_their_types() -> None:
+    given = {"sftp": {"n": 3, "password": "true", "x": "3", "y": None, "port": "22"}, "s3": {"secret": "null"}}
+    expected = {"sftp": {"n": 3, "password": "true", "x": "3", "y": None, "port": 22}, "s3": {"secret": "null"}}
+    assert parse(as_items(given)).options.storage == expected
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_unknown_flags_of_python_are_refused(value: bool) -> None:
+    assert parse(as_items({"nosuid": value})).kernel == ["nosuid"] * value
+    with pytest.raises(UsageError, match="unknown option 'foo'"):
+        as_items({"foo": value})
+
+
 def test_numbers_of_python_may_be_those_of_numpy() -> None:
     options = parse(as_items({"umask": np.int64(0o22), "memory_limit": np.int32(1 << 30), "retries": 3})).options
     assert (options.umask, options.memory_limit, options.retries) == (0o22, 1 << 30, 3)

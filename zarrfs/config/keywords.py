@@ -8,7 +8,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from zarrfs.config.options import TABLE
+from zarrfs.config.options import TABLE, read
+from zarrfs.config.redaction import is_secret
+from zarrfs.config.storage import is_converted, is_option
 from zarrfs.config.values import FLAG, OCTAL, SIZE
 from zarrfs.errors import UsageError
 
@@ -29,10 +31,11 @@ def as_items(given: Mapping[str, Any]) -> list[str]:
         if name == "storage_options":
             continue
         if name not in TABLE and isinstance(value, Mapping):  # s3={"anon": True}
-            items += [f"{name}.{key}={_storage(f'{name}.{key}', one)}" for key, one in value.items()]
+            items += [_storage(f"{name}.{key}", one) for key, one in value.items()]
         elif name not in TABLE and "." in name:  # s3.anon, s3://bucket.anon
-            items.append(f"{name}={_storage(name, value)}")
+            items.append(_storage(name, value))
         elif name not in TABLE and isinstance(value, bool):  # an option of mount(8)
+            read([name])
             items += [name] * value
         elif value is not None:
             values = value if isinstance(value, list | tuple) else (value,)
@@ -54,7 +57,13 @@ def _text(name: str, value: Any) -> str:
 
 
 def _storage(name: str, value: Any) -> str:
+    """Return the item of a storage option. Values keep their type, except numbers where clients need text."""
+    place, _, key = name.rpartition(".")
+    if type(value) in (int, float) and (is_option(place, key) or is_secret(key, str(value))):
+        value = str(value)
+    if isinstance(value, str) and not (value in ("true", "false", "null") and not is_converted(name)):
+        return f"{name}={value}"
     try:
-        return value if isinstance(value, str) else json.dumps(value)
+        return f"{name}:={json.dumps(value)}"
     except (TypeError, ValueError, RecursionError):
         raise UsageError(f"option {name}: expected values that JSON has: text, numbers, lists, objects") from None

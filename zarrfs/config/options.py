@@ -342,8 +342,9 @@ def parse(items: Iterable[str], sloppy: bool = False, defaults: Mapping[str, Any
 def read(items: Iterable[str], sloppy: bool = False) -> Layer:
     """Parse items such as "ro", "blobs=/srv/blobs" or "s3.anon=true"; later ones win.
 
-    "-" and "_" are the same in names. An item without "=" that is no option is one more value of the item before it,
-    if values of that have commas: "allow=file,private" has been split. Raise UsageError for a bad value, and, unless
+    "-" and "_" are the same in names. The value of "sftp.n:=3" is JSON, as Python's keywords and TOML give it. An item
+    without "=" that is no option is one more value of the item before it, if values of that have commas:
+    "allow=file,private" has been split. Raise UsageError for a bad value, and, unless
     `sloppy`, for an unknown name; the message suggests a similar one.
     """
     given = Layer()
@@ -360,7 +361,7 @@ def read(items: Iterable[str], sloppy: bool = False) -> Layer:
             if name in TABLE or not sloppy:
                 raise
         if equals:
-            place = _PLACE.fullmatch(name)
+            place = _PLACE.fullmatch(name.removesuffix(":"))
             before, secret = name, place is not None and is_secret(place[2], value)
     return given
 
@@ -375,8 +376,8 @@ def _add(given: Layer, item: str, name: str, value: str | None, before: str) -> 
         given.kernel.append(name)
     elif name in IGNORED or name[:2].lower() in ("x_", "x-"):
         pass
-    elif (place := _PLACE.fullmatch(name)) and (value is not None or is_known(place[1])):
-        parsed = True if value is None else storage_value(place[2], value)
+    elif (place := _PLACE.fullmatch(name.removesuffix(":"))) and (value is not None or is_known(place[1])):
+        parsed = True if value is None else storage_value(place[2], value, name.endswith(":"))
         check_storage(place[1], {place[2]: parsed})
         given.storage.setdefault(place[1], {})[place[2]] = parsed
     elif "://" in name:

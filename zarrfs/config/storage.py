@@ -65,7 +65,12 @@ _FLAGS = frozenset(
 )  # fmt: skip
 
 
-def storage_value(name: str, text: str) -> object:
+def is_converted(name: str) -> bool:
+    """Return whether a storage option, given as protocol and name, is a number or a flag also if it is text."""
+    return name.rpartition(".")[2] in _FLAGS | _NUMBERS
+
+
+def storage_value(name: str, text: str, is_json: bool = False) -> object:
     """Return the value of a storage option: text, unless it is true, false or null, or begins with "{" or "[".
 
     Options that are always numbers or flags get one.
@@ -73,7 +78,7 @@ def storage_value(name: str, text: str) -> object:
     if name in _FLAGS:
         with contextlib.suppress(ValueError):
             return flag(text)
-    if not (text[:1] in ("{", "[") or text in ("true", "false", "null") or name in _NUMBERS):
+    if not (is_json or text[:1] in ("{", "[") or text in ("true", "false", "null") or name in _NUMBERS):
         return text
     try:
         return json.loads(text)
