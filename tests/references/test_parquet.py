@@ -369,7 +369,7 @@ def set_trees(draw: st.DrawFn) -> Tree:
 
 
 class TestParquet(StoreContract):
-    examples: ClassVar[int] = 40
+    examples: ClassVar[int] = 20
     tree: ClassVar[Tree] = with_document({
         ".zgroup": b'{"zarr_format":2}',
         "a b/.zarray": json_text(zarray([3, 24], [1, 2])),

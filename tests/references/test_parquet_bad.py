@@ -218,9 +218,9 @@ def _thrift_integer(value: int) -> bytes:
     return bytes([*found, value])
 
 
-@pytest.mark.parametrize("lies", [False, True])
-@pytest.mark.parametrize("version", ["1.0", "2.0"])
-@pytest.mark.parametrize("dictionary", [False, True])
+@pytest.mark.parametrize(
+    ("lies", "version", "dictionary"), [(True, "1.0", False), (True, "2.0", True), (False, "2.0", True)]
+)
 def test_a_small_record_file_that_expands_to_much(lies: bool, version: str, dictionary: bool, tmp_path: Path) -> None:
     """The file takes no more than 300 MB, even if its footer claims a small size."""
     bounded.end_idle()
@@ -245,7 +245,7 @@ def test_a_small_record_file_that_expands_to_much(lies: bool, version: str, dict
     assert refused == f"{path}: expands to more than {64 << 20} bytes (-o memory_limit=)"
     for process in children():
         assert int(Path(f"/proc/{process}/status").read_text().split("VmHWM:")[1].split()[0]) < 300_000
-    if not lies and dictionary:  # one file of each version suffices to show that the files are valid
+    if not lies:  # the files are valid
         whole = chunks_of(root, memory_limit=2 << 30)["0"] == bytes(300 << 20)
         assert whole
 

@@ -206,14 +206,10 @@ def test_output_is_bounded() -> None:
     assert caught.value.entry == "gen[0].url"
 
 
-ENDLESS = "{% for a in x %}{% for b in x %}{% for c in x %}{% endfor %}{% endfor %}{% endfor %}"
-
-
-@pytest.mark.parametrize("text", ["{{ 9 ** (9 ** 9) }}", f"{{% set x = 'x' * 9999 %}}{ENDLESS}{{{{ 1 }}}}"])
-def test_time_is_bounded(text: str, tmp_path: Path) -> None:
+def test_time_is_bounded(tmp_path: Path) -> None:
     """A single endless operation in C stops only with its process; the parent reports the reason."""
     path = tmp_path / "set.json"
-    path.write_text(json.dumps({"version": 1, "templates": {"u": "x"}, "refs": {"a": [text]}}))
+    path.write_text(json.dumps({"version": 1, "templates": {"u": "x"}, "refs": {"a": ["{{ 9 ** (9 ** 9) }}"]}}))
     with pytest.raises(SourceError, match="its templates take too much time to render"):
         sources.plan_source(str(path), Options())
     assert not [name for name in tmp_path.iterdir() if "core" in name.name]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.conftest import PROGRAM, open_descriptors
+from tests.conftest import open_descriptors
 from zarrfs.config.options import Options
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import SourceError, UsageError
@@ -60,18 +60,6 @@ def test_an_index_is_made_once(tmp_path: Path) -> None:
     (tmp_path / "refs.json").rename(tmp_path / "other.json")
     assert prepare(str(tmp_path / "other.json"), Options()).index
     assert indexes(tmp_path) == made
-
-
-def test_an_index_is_compiled_by_one_of_several_processes(tmp_path: Path) -> None:
-    refs = {f"k{number}": VALUE for number in range(40_000)}
-    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
-    command = [PROGRAM, "info", "--json", str(tmp_path / "refs.json")]
-    settle = time.time() - 100
-    os.utime(tmp_path / "refs.json", (settle, settle))
-    time.sleep(3.5)  # until any further change would alter the ctime
-    started = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(4)]
-    assert len({one.communicate(timeout=120)[0] for one in started}) == 1
-    assert len(indexes(tmp_path)) == 1
 
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
