@@ -6,14 +6,13 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.conftest import DATA, run
+from tests.conftest import DATA
 from tests.servers import Faulty, Nginx
 from tests.sources.zarrstores import SAMPLES, put, put_exact, tree_of, with_store
 from tests.store.contract import Tree, directories, keys, listed
@@ -450,15 +449,6 @@ def test_a_refused_chunk_is_listed(faulty: Faulty) -> None:
 
     with_store(url, check)
     with_store(url, absent, Options(retries=0, missing_status=(404, 403)))
-
-
-def test_a_refused_chunk_fails_checks_and_copies(faulty: Faulty, tmp_path: Path) -> None:
-    url = put_exact(faulty, "half", {".zarray": two([3]), "0": b"0", "2": b"2"})
-    refused(faulty, "/half/1")
-    checked = run("check", url)
-    assert checked.returncode == 1
-    assert "unreadable: 1: " in checked.stdout
-    assert run("copy", url, str(tmp_path / "copy")).returncode != 0
 
 
 def test_missing_keys_are_remembered(faulty: Faulty) -> None:
