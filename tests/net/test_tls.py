@@ -231,8 +231,7 @@ def test_a_directory_of_authorities_is_trusted(
     assert cat(tmp_path, url, None).stdout == VALUE[100:5100]
 
 
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize(("version", "apart"), [(ssl.TLSVersion.TLSv1_2, True), (ssl.TLSVersion.TLSv1_3, False)])
 def test_a_client_certificate_is_presented_to_a_server_that_requires_one(
     tmp_path: Path, server: Server, authority: Authority, version: ssl.TLSVersion, apart: bool
 ) -> None:

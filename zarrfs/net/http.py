@@ -219,15 +219,17 @@ class HttpSystem(System):
         if len(body) > _LISTING_MAX:  # a truncated listing would lack names
             rule = f"its listing has more than {_LISTING_MAX} bytes: use a reference set, or a server that lists none"
             raise ReadError(without_secrets(url), rule)
-        from zarrfs.net.webpages import is_titled, listed
+        from zarrfs.net.webpages import listed
 
-        page = bytes(body).decode("utf-8", "surrogateescape")
+        page, base = bytes(body).decode("utf-8", "surrogateescape"), response.hops[-1].url
         if len(page) > _PARSED_AT_ONCE:
-            found = await trio.to_thread.run_sync(listed, page, response.hops[-1].url, abandon_on_cancel=True)
+            found = await trio.to_thread.run_sync(listed, page, base, abandon_on_cancel=True)
         else:
-            found = listed(page, response.hops[-1].url)
-        doubtful = found is not None and not (found and is_titled(page))
-        return None if doubtful and await self._answers_all(url) else found
+            found = listed(page, base)
+        if found is None:
+            return None
+        entries, certain = found
+        return entries if certain or not await self._answers_all(url) else None
 
     async def _answers_all(self, url: str) -> bool:
         """Return whether a server has a page for every name; send one request, for a made-up name, to find out."""

@@ -25,17 +25,18 @@ _MARKUP = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _ATTRIBUTES = re.compile(_ATTRIBUTE)
-_HEAD = 16 << 10  # characters at the beginning of a page in which to look for its title
 _TITLE = re.compile(r"index of|directory|listing", re.IGNORECASE)
 
 
-def listed(text: str, base: str) -> list[Entry] | None:
-    """Return the entries that a page at the URL `base` lists; None for another kind of page, such as an index.html.
+def listed(text: str, base: str) -> tuple[list[Entry], bool] | None:
+    """Return (the entries that a page at the URL `base` lists, whether it is a listing for certain).
+
+    Return None for another kind of page, such as an index.html.
 
     A page is a listing if its title says so and it has links to names in the directory. If only one of these is true,
-    it is a listing if it also links to the parent directory, or has no links to other places. (Without names, links to
-    other places may be those of the entries, if a proxy has changed the path; and a page that a server shows for every
-    name may have a link to its home page.)
+    it may be a listing if it also links to the parent directory, or has no links to other places. (Without names,
+    links to other places may be those of the entries, if a proxy has changed the path; and a page that a server shows
+    for every name may have a link to its home page.)
     """
     title, links = _parsed(text)
     found: dict[str, Entry] = {}
@@ -56,8 +57,9 @@ def listed(text: str, base: str) -> list[Entry] | None:
         else:
             elsewhere = elsewhere or not inside or bool(rest)  # but not links that sort the listing: ?C=N
     titled = _TITLE.search(title) is not None
-    listing = (titled and found) or ((titled or found) and (up or not elsewhere))
-    return list(found.values()) if listing else None
+    certain = titled and bool(found)
+    listing = certain or ((titled or found) and (up or not elsewhere))
+    return (list(found.values()), certain) if listing else None
 
 
 def in_one_spelling(path: str) -> str:
@@ -66,11 +68,6 @@ def in_one_spelling(path: str) -> str:
         return path
     parts = (unquote_to_bytes(part.encode("utf-8", "surrogateescape")) for part in path.split("/"))
     return "/".join(quote(part, safe="") for part in parts)
-
-
-def is_titled(text: str) -> bool:
-    """Return whether the title of a page says that it is a listing."""
-    return _TITLE.search(_parsed(text[:_HEAD])[0]) is not None
 
 
 def _parsed(text: str) -> tuple[str, list[tuple[str, str]]]:
