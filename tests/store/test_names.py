@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 
@@ -10,8 +11,8 @@ import trio
 import trio.testing
 
 from tests.mounts.test_big_bucket import Bucket, bucket, using, walked
-from tests.store.contract import keys
-from zarrfs.errors import NotDirectory, NotFound, StoreError
+from tests.store.contract import keys, listed
+from zarrfs.errors import NotDirectory, NotFound, ReadError, StoreError
 from zarrfs.net.responses import Entry
 from zarrfs.store.api import Kind
 from zarrfs.store.names import Names
@@ -103,6 +104,61 @@ def test_names_that_stay_are_in_each_listing_while_others_come_and_go(
             over.set()
 
     using(bucket, check, metadata_ttl=0.01)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_walks_that_break_off_and_go_on_later_list_each_name(bucket: Bucket, seed: int) -> None:
+    """Walks share flat listings, which outlast failed pages, cancelled readers and answers that expire."""
+    chance = random.Random(seed)
+    stays, others = tree(chance), [f"{word}/{other}" for word in "abcz" for other in ("0/x", "m", "é/x")]
+    others = [key for key in others if not any(f"{one}/".startswith(f"{key}/") or f"{key}/".startswith(f"{one}/")
+                                               for one in stays)]  # fmt: skip
+    bucket.keys, bucket.most, bucket.delay = sorted(f"x/{key}" for key in stays), chance.choice([1, 3, 20]), 0.002
+    bucket.fault = lambda number, keys, more: (503 if chance.random() < 0.03 else 200, keys, more)
+    above = ["", *{key.rsplit("/", depth)[0] for key in stays for depth in range(1, key.count("/") + 1)}]
+
+    def present(directory: str, names: list[str]) -> list[str]:
+        return sorted(key for key in names if not directory or key.startswith(f"{directory}/"))
+
+    async def check(store: FsspecStore) -> None:
+        async def walk(directory: str, within: float) -> None:
+            with trio.move_on_after(within), contextlib.suppress(ReadError):
+                found = await chance.choice([walked, keys])(store, directory)
+                assert set(found) >= set(present(directory, stays)), directory
+                assert set(found) <= set(present(directory, stays + others)), directory
+
+        def change() -> None:
+            bucket.keys = sorted({*bucket.keys} ^ {f"x/{key}" for key in chance.sample(others, len(others) // 3)})
+
+        for _ in range(10):
+            async with trio.open_nursery() as nursery:
+                for _ in range(chance.randint(1, 3)):
+                    nursery.start_soon(walk, chance.choice(above), chance.choice([0.01, 0.05, 60]))
+            change()
+            await trio.sleep(chance.choice([0, 0.06]))
+        bucket.fault = None
+        for directory in above[:10]:
+            await walk("", 0.008)
+            change()
+            await trio.sleep(0.06)
+            assert sorted(await keys(store, directory)) == present(directory, [key[2:] for key in bucket.keys])
+
+    using(bucket, check, metadata_ttl=0.05)
+
+
+def test_what_a_cancelled_reader_has_seen_is_not_listed_after_it_has_expired(bucket: Bucket) -> None:
+    bucket.keys, bucket.most, bucket.delay = [f"x/a/b/{number}" for number in range(10)], 2, 0.03
+
+    async def check(store: FsspecStore) -> None:
+        for directory in ("", "a"):  # a walk
+            await listed(store, directory)
+        with trio.move_on_after(0.05):
+            pytest.fail(f"{await listed(store, 'a/b')}")
+        bucket.keys = bucket.keys[1:]
+        await trio.sleep(0.5)
+        assert [info.name for info in await listed(store, "a/b")] == [str(number) for number in range(1, 10)]
+
+    using(bucket, check, metadata_ttl=0.5)
 
 
 def test_a_value_that_is_also_a_directory_is_a_value(bucket: Bucket) -> None:

@@ -114,7 +114,10 @@ class Names:
         now = trio.current_time()
         for at in range(bisect.bisect_right(order, after), len(order)):
             name = order[at]
-            known = _younger(name, listing, self._valid(singles.get(name), now))
+            if (single := singles.get(name)) is None:
+                known = Known(listing.entries[name], listing.identities.get(name), listing.asked)
+            else:
+                known = _younger(name, listing, self._valid(single, now))
             if known.entry is not None:
                 yield name, known
 

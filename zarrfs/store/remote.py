@@ -75,7 +75,7 @@ class FsspecStore(Store):
         self._paging: SingleFlight[str] = SingleFlight()
         self._tried: LRU[str, float] = LRU(_TRIED)  # directories whose first page was requested, and when
         self.refusal = ""  # why the server refuses flat listings
-        self._flat: list[FlatListing] = []  # in progress, the oldest first
+        self._flat: list[FlatListing] = []  # in progress, the most recently used last
         self._ahead: set[str] = set()  # directories listed ahead that no reader has reached
         self._walked = 0  # directories listed one after the other, each within one that was listed
 
@@ -230,7 +230,7 @@ class FsspecStore(Store):
         if walks and not await self.is_flat():
             self._list_ahead(prefix)
         found = await self._complete(prefix)
-        for flat in self._flat if walks else ():
+        for flat in self._flat[-1:] if walks else ():
             if flat.more and 0 < flat.pages_after(prefix) < _LEAD:
                 in_background(self._page_ahead, flat)
         return found
@@ -302,10 +302,8 @@ class FsspecStore(Store):
 
         A reader that walks a tree continues one flat listing.
         """
-        flat = next((one for one in self._flat if one.holds(prefix)), None)
-        if flat is None:
-            flat = FlatListing(self.names, prefix)
-            self._flat = [*self._flat[1 - _FLAT :], flat]
+        flat = next((one for one in self._flat if one.holds(prefix)), None) or FlatListing(self.names, prefix)
+        self._flat = [*[one for one in self._flat if one is not flat][1 - _FLAT :], flat]
         async with flat.lock:
             asked = trio.current_time()
             if (known := self.names.listing(prefix)) is not None:  # another reader has continued this listing
@@ -519,7 +517,7 @@ class FsspecStore(Store):
     async def _page_ahead(self, flat: FlatListing) -> None:
         if flat.more and not flat.lock.locked():
             async with flat.lock:
-                with contextlib.suppress(ReadError):  # a reader of a directory in this page will get the error
+                with contextlib.suppress(StoreError, ReadError):  # a reader of these directories will get the error
                     await self._next_page(flat)
 
     async def is_flat(self) -> bool:
