@@ -20,12 +20,12 @@ from zarrfs.errors import ReadError
 from zarrfs.prefetch.readahead import KeyReadAhead
 from zarrfs.store.index import IndexStore
 
-SQUARE = grid(100, 100)
+SQUARE = grid(60, 60)
 
 
 @pytest.fixture(scope="module")
 def square(tmp_path_factory: pytest.TempPathFactory) -> RecordingStore:
-    """Return a store with the 10,000 chunks of an array, and its metadata."""
+    """Return a store with the 3,600 chunks of an array, and its metadata."""
     return a_store(tmp_path_factory.mktemp("square"), [".zgroup", "a/.zarray", *SQUARE])
 
 
@@ -38,7 +38,7 @@ def check(outcome: Outcome, share: float, waste: float = 0.0) -> None:
 # -- the chunk grid
 
 
-@pytest.mark.parametrize(("readers", "share"), [(1, 0.999), (8, 0.99), (64, 0.93)])
+@pytest.mark.parametrize(("readers", "share"), [(1, 0.998), (8, 0.98), (64, 0.9)])
 def test_a_scan_is_prefetched(readers: int, share: float, square: RecordingStore) -> None:
     check(read_all(square, SQUARE, readers=readers), share)
 
@@ -46,9 +46,9 @@ def test_a_scan_is_prefetched(readers: int, share: float, square: RecordingStore
 @pytest.mark.parametrize("readers", [1, 8, 32])
 @pytest.mark.parametrize("seed", range(2))
 def test_random_reads_fetch_nothing(readers: int, seed: int, square: RecordingStore) -> None:
-    keys = random.Random(seed).sample(SQUARE, 1000)
+    keys = random.Random(seed).sample(SQUARE, 400)
     outcome = read_all(square, keys, readers=readers, seed=seed)
-    assert len(outcome.prefetched) < 100, outcome
+    assert len(outcome.prefetched) < 40, outcome
 
 
 @pytest.mark.parametrize("readers", [1, 8, 32])
@@ -71,7 +71,7 @@ def test_a_scan_of_short_lines_after_random_reads_is_prefetched(readers: int, tm
 @pytest.mark.parametrize(("readers", "share"), [(1, 0.99), (8, 0.97), (32, 0.8)])
 def test_a_range_of_columns(readers: int, share: float, square: RecordingStore) -> None:
     """Each row is read from and to the same columns as the rows before it."""
-    check(read_all(square, grid(100, range(5, 15)), readers=readers), share, 0.1)
+    check(read_all(square, grid(60, range(5, 15)), readers=readers), share, 0.1)
 
 
 @pytest.mark.parametrize(("readers", "share"), [(1, 0.99), (8, 0.97), (32, 0.6)])
@@ -85,19 +85,19 @@ def test_a_box_of_three_dimensions(tmp_path: Path) -> None:
     check(read_all(store, grid(40, range(2, 4), range(2, 6), separator="/", prefix="b/c/")), 0.97, 0.05)
 
 
-@pytest.mark.parametrize(("readers", "share"), [(1, 0.998), (8, 0.97), (32, 0.7)])
+@pytest.mark.parametrize(("readers", "share"), [(1, 0.995), (8, 0.97), (32, 0.7)])
 def test_every_third_column(readers: int, share: float, square: RecordingStore) -> None:
-    check(read_all(square, grid(100, range(0, 100, 3)), readers=readers), share, 0.05)
+    check(read_all(square, grid(60, range(0, 60, 3)), readers=readers), share, 0.05)
 
 
 @pytest.mark.parametrize(("readers", "share"), [(1, 0.998), (32, 0.8)])
 def test_a_scan_backwards(readers: int, share: float, square: RecordingStore) -> None:
-    check(read_all(square, SQUARE[:2000:-1], readers=readers), share, 0.3)
+    check(read_all(square, SQUARE[:1500:-1], readers=readers), share, 0.35)
 
 
 @pytest.mark.parametrize(("readers", "share"), [(1, 0.998), (32, 0.9)])
 def test_a_scan_along_the_first_axis(readers: int, share: float, square: RecordingStore) -> None:
-    keys = [f"a/{row}.{column}" for column in range(100) for row in range(100)]
+    keys = [f"a/{row}.{column}" for column in range(60) for row in range(60)]
     check(read_all(square, keys, readers=readers), share)
 
 
@@ -140,7 +140,7 @@ def test_missing_chunks_do_not_end_a_sequence(tmp_path: Path) -> None:
 
 
 def test_readers_of_separate_parts_of_an_array(square: RecordingStore) -> None:
-    check(read_all(square, *[SQUARE[at : at + 1250] for at in range(0, 10_000, 1250)]), 0.8)
+    check(read_all(square, *[SQUARE[at : at + 900] for at in range(0, 3600, 900)]), 0.8)
 
 
 def test_arrays_read_concurrently(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_random_reads_after_a_scan_cancel_its_read_ahead(square: RecordingStore)
                     nursery.start_soon(work)
                 await trio.lowlevel.checkpoint()
             rng = random.Random(1)
-            for key in rng.sample(SQUARE[5000:], 50):
+            for key in rng.sample(SQUARE[2000:], 50):
                 ahead.opened(key, CHUNK)
 
     square.begin()
