@@ -326,8 +326,10 @@ class UnlistedStore(WrappingStore):
             data = await self._document(join_key(path, name), held.answers)
             held.layouts[name] = None if data is None else node_of(name, data)
 
-        await for_each(look, [name for name in names if name not in held.layouts])
-        return [layout for name in NODE_DOCUMENTS if name in names and (layout := held.layouts[name]) is not None]
+        named = (await self._consolidated()).get(path) if path and self._complete else None
+        wanted = [name for name in NODE_DOCUMENTS if name in names and (not named or name in named)]
+        await for_each(look, [name for name in wanted if name not in held.layouts])
+        return [layout for name in wanted if (layout := held.layouts[name]) is not None]
 
     async def _document(self, key: str, answers: _Answers) -> bytes | None:
         """Return the bytes of a document, None if it is absent or refused; add the answer to `answers`."""

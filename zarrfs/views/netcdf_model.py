@@ -13,7 +13,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -71,41 +71,60 @@ def describe(nodes: Iterable[Node], inlined: Mapping[str, tuple[VariableForm, ..
     `inlined`: arrays whose items are kept with the header, by path, or the reason why they are left out. Raise
     MetadataError if the variables are larger than any file.
     """
-    ordered = sorted(nodes, key=lambda node: node.path.split("/"))
     groups: dict[str, _Group] = {}
-    variables: list[Variable] = []
+    arrays: dict[str, list[_Array]] = {}  # by group
     left_out: dict[str, str] = {}
-    arrays: dict[str, list[Node]] = {}
-    counter = itertools.count()  # for phony dimensions: their numbers are unique in a file, as in the NetCDF library
-    for node in ordered:
+    for node in sorted(nodes, key=lambda node: node.path.split("/")):
+        above, name = split_key(node.path)
         if node.problem is not None:
             left_out[node.path] = node.problem
         if isinstance(node.metadata, ArrayMetadata):
-            above = split_key(node.path)[0]
-            arrays.setdefault(above, []).append(node)
             if above not in groups:  # the root is an array
                 groups[above] = _Group([], {})
+            try:
+                arrays.setdefault(above, []).append(_array(node, node.metadata, inlined.get(node.path)))
+            except MetadataError as exc:
+                left_out[node.path] = str(exc)
         elif not node.childless:
             attributes = {} if node.metadata is None else node.metadata.attributes
             if not node.path:
-                groups[node.path] = _Group([], attributes)
-                continue
-            parent, name = split_key(node.path)
-            if parent not in groups:
-                continue
-            known = groups[parent]
-            shown = known.name(name)
-            groups[node.path] = _Group([*known.path, shown], attributes, name if shown != name else None)
-            known.below.add(shown)
-    total = 0
-    for path, group in groups.items():
-        for variable in group.fill(arrays.get(path, ()), left_out, counter, inlined):
-            total += variable.nbytes
-            if total > _SIZE_MAX:
-                raise MetadataError(f"its variables are larger than any file ({total} bytes)")
-            variables.append(variable)
+                groups[""] = _Group([], attributes)
+            elif above in groups:
+                groups[node.path] = groups[above].child(name, attributes)
+    counter = itertools.count()  # for phony dimensions: their numbers are unique in a file, as in the NetCDF library
+    variables = [one for path, group in groups.items() for one in group.fill(arrays.get(path, []), counter)]
+    total = sum(variable.nbytes for variable in variables)
+    if total > _SIZE_MAX:
+        raise MetadataError(f"its variables are larger than any file ({total} bytes)")
     document = {"groups": [group.as_json() for group in groups.values()]}
     return Description(json.dumps(document, separators=(",", ":")).encode(), tuple(variables), left_out)
+
+
+class _Array(NamedTuple):
+    """An array that the file can show."""
+
+    name: str  # in its group
+    node: Node
+    metadata: ArrayMetadata
+    forms: tuple[VariableForm, ...]
+    chunks: tuple[int, ...] | None  # of HDF5; None if it is kept with the header
+
+
+def _array(node: Node, array: ArrayMetadata, inlined: tuple[VariableForm, ...] | str | None) -> _Array:
+    """Return an array as the file shows it. Raise MetadataError if it cannot."""
+    if isinstance(inlined, str):
+        raise MetadataError(inlined)
+    if inlined is None:
+        flat_size(array)
+    forms = inlined or forms_of(array.dtype)
+    if array.ndim + (forms[0].width > 0) > _RANK_MAX:
+        raise MetadataError(f"shape: HDF5 has no arrays of {array.ndim} dimensions")
+    for form in forms:
+        fill_of(array, form)
+    for reason in check_codecs(array):  # its chunks could not be read, nor a small file be opened
+        raise MetadataError(reason)
+    chunks = _chunks_of(array, forms) if inlined is None and all(array.shape) else None
+    return _Array(split_key(node.path)[1] if node.path else ROOT, node, array, forms, chunks)
 
 
 def _unique(name: str, is_taken: Callable[[str], bool]) -> str:
@@ -137,89 +156,60 @@ class _Group:
     def __init__(self, path: list[str], attributes: Mapping[str, JSON], old: str | None = None) -> None:
         self.path = path  # names in the file
         self._names: set[str] = set()  # of variables and groups
-        self.below: set[str] = set()  # names of groups in it
+        self._below: set[str] = set()  # names of groups in it
         self._dimensions: dict[str, int] = {}
+        self._named: dict[tuple[str, int], str] = {}  # dimensions by their name in the source, and their extent
         self._phonies: dict[str, int] = {}  # those of `_dimensions` that have no name in the source
         self._variables: list[dict[str, JSON]] = []
         hidden = {name: value for name, value in attributes.items() if not name.lower().startswith("_nc")}
         self._attributes = attributes_of(hidden, None, (() if old is None else ((_OLD_NAME, *_text(old)),)))
 
-    def name(self, name: str) -> str:
+    def child(self, name: str, attributes: Mapping[str, JSON]) -> _Group:
+        """Return a new group in this one."""
+        shown = self._free(name)
+        self._below.add(shown)
+        return _Group([*self.path, shown], attributes, name if shown != name else None)
+
+    def fill(self, arrays: list[_Array], counter: Iterator[int]) -> Iterator[Variable]:
+        """Add the variables of `arrays` and yield them. `counter`: of phony dimensions."""
+        called = {array.name: self._free(array.name) for array in arrays if not array.forms[0].suffix}
+        # coordinates first: if arrays give one dimension name several extents, that of the coordinate keeps the name
+        arrays.sort(key=lambda array: dimension_names(array.metadata)[:1] != (array.name,))
+        for name, node, array, forms, chunks in arrays:
+            dims: list[str] = []
+            for given, extent in zip(dimension_names(array), array.shape, strict=True):
+                if given is None:
+                    dims.append(self._phony(extent, dims, counter))
+                else:
+                    dims.append(self._dimension(given, extent, called.get(given)))
+            for form in forms:
+                shown = self._free(name + form.suffix) if form.suffix else called[name]
+                own = [*dims, self._dimension(f"string{form.width}", form.width, None)] if form.width else dims
+                wide = (*chunks, form.width) if chunks is not None and form.width else chunks
+                data = None if form.data is None else form.data.hex()
+                self._variables.append(_variable(array, form, name, shown, own) | {"chunks": wide, "data": data})
+                yield Variable(node, form, form.itemsize * items_of(array))
+
+    def _free(self, name: str) -> str:
         """Return a name that NetCDF allows, like `name`, and that nothing else in the group has."""
         shown = _unique(valid_name(name), self._names.__contains__)
         self._names.add(shown)
         return shown
 
-    def fill(
-        self, arrays: Sequence[Node], left_out: dict[str, str], counter: Iterator[int],
-        inlined: Mapping[str, tuple[VariableForm, ...] | str],
-    ) -> list[Variable]:
-        """Add the variables of `arrays` and return them. Fills `left_out`."""
-        sound: list[tuple[str, ArrayMetadata, Node, tuple[VariableForm, ...], tuple[int, ...] | None]] = []
-        for node in arrays:
-            array = node.metadata
-            assert isinstance(array, ArrayMetadata)
-            try:
-                forms = inlined.get(node.path)
-                if isinstance(forms, str):
-                    raise MetadataError(forms)  # noqa: TRY301
-                if forms is None:
-                    flat_size(array)
-                    forms = forms_of(array.dtype)
-                if array.ndim + (forms[0].width > 0) > _RANK_MAX:
-                    raise MetadataError(f"shape: HDF5 has no arrays of {array.ndim} dimensions")  # noqa: TRY301
-                for form in forms:
-                    fill_of(array, form)
-                for reason in check_codecs(array):  # its chunks could not be read, nor a small file be opened
-                    raise MetadataError(reason)  # noqa: TRY301
-                chunks = _chunks_of(array, forms) if forms[0].data is None and all(array.shape) else None
-            except MetadataError as exc:
-                left_out[node.path] = str(exc)
-                continue
-            name = split_key(node.path)[1] if node.path else ROOT
-            sound.append((name, array, node, forms, chunks))
-        called = {name: self.name(name) for name, _, _, forms, _ in sound if not forms[0].suffix}
-        mapped: dict[tuple[str, int], str] = {}
-        # coordinates first: if arrays give one dimension name several extents, that of the coordinate keeps the name
-        sound.sort(key=lambda one: dimension_names(one[1])[:1] != (one[0],))
-        found = []
-        for name, array, node, forms, chunks in sound:
-            dims = self._dimensions_of(array, called, mapped, counter)
-            for form in forms:
-                shown = called[name] if not form.suffix else self.name(name + form.suffix)
-                own = [*dims, self._named(f"string{form.width}", form.width, {}, mapped)] if form.width else dims
-                wide = (*chunks, form.width) if chunks is not None and form.width else chunks
-                data = None if form.data is None else form.data.hex()
-                self._variables.append(_variable(array, form, name, shown, own) | {"chunks": wide, "data": data})
-                found.append(Variable(node, form, form.itemsize * items_of(array)))
-        return found
+    def _dimension(self, name: str, extent: int, coordinate: str | None) -> str:
+        """Return the dimension for a name and an extent; one name with two extents gets two dimensions.
 
-    def _dimensions_of(
-        self, array: ArrayMetadata, called: Mapping[str, str], mapped: dict[tuple[str, int], str],
-        counter: Iterator[int],
-    ) -> list[str]:
-        """Return the names of an array's dimensions in the file."""
-        dims: list[str] = []
-        for name, extent in zip(dimension_names(array), array.shape, strict=True):
-            if name is None:
-                dims.append(self._phony(extent, dims, counter))
-            else:
-                dims.append(self._named(name, extent, called, mapped))
-        return dims
+        `coordinate`: the variable of the array with that name, if there is one.
+        """
+        if (name, extent) not in self._named:
 
-    def _named(self, name: str, extent: int, called: Mapping[str, str], mapped: dict[tuple[str, int], str]) -> str:
-        """Return the dimension for a name and an extent; one name with two extents gets two dimensions."""
-        known = mapped.get((name, extent))
-        if known is not None:
-            return known
+            def is_taken(one: str) -> bool:
+                by_other = one in self._names and coordinate is None
+                return one in self._dimensions or one in self._below or by_other
 
-        def is_taken(one: str) -> bool:
-            return one in self._dimensions or one in self.below or (one in self._names and name not in called)
-
-        found = _unique(called.get(name) or valid_name(name), is_taken)
-        self._dimensions[found] = extent
-        mapped[name, extent] = found
-        return found
+            found = self._named[name, extent] = _unique(coordinate or valid_name(name), is_taken)
+            self._dimensions[found] = extent
+        return self._named[name, extent]
 
     def _phony(self, extent: int, taken: Sequence[str], counter: Iterator[int]) -> str:
         """Return a phony dimension of `extent` that is not in `taken`, the dimensions of the array so far."""
