@@ -242,10 +242,10 @@ class FileSystemStore(Store):
         try:
             found = self._base.find(path, self._allowed)
         except OSError as exc:
-            target = self._link_at(path)
-            if target is not None:
-                failure = TargetMissing if exc.errno == errno.ENOENT else ReadError
-                raise failure(key, _why_not_followed(target, exc)) from exc
+            with contextlib.suppress(OSError):
+                if (target := self._target_of_link(path)) is not None:
+                    failure = TargetMissing if exc.errno == errno.ENOENT else ReadError
+                    raise failure(key, _why_not_followed(target, exc)) from exc
             if exc.errno in (errno.ENOENT, errno.ENOTDIR):
                 self._check_parents(path)
             raise
@@ -260,13 +260,6 @@ class FileSystemStore(Store):
                 raise ReadError(key, f"is a symbolic link that {_LEADS_BACK}")
             raise IsDirectory(key)
         raise ReadError(key, not_opened(status))
-
-    def _link_at(self, path: bytes) -> bytes | None:
-        """Return _target_of_link(), or None if that fails, for example because there is no entry."""
-        try:
-            return self._target_of_link(path)
-        except OSError:
-            return None
 
     def _check_base(self) -> None:
         """Raise ReadError if the base directory was removed, because then every name in it would seem absent."""

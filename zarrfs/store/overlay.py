@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import trio
 
+from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, Refused
 from zarrfs.store.api import (
     Info,
@@ -156,7 +157,7 @@ class Overlay(Store):
         # a store on a server has no links, and resolving them would take a request for every parent of a key
         self.has_links = lower is None or lower.has_links or not lower.remote
         self.mode_of: Callable[[Info], int] = ordinary_mode  # permission bits of entries that are copied up
-        self._copies: dict[str, trio.Lock] = {}
+        self._copies: SingleFlight[str] = SingleFlight()
         self._told: set[str] = set()
         self._absent: set[str] = set()  # negative entries of an immutable lower store
 
@@ -253,22 +254,22 @@ class Overlay(Store):
         A file appears complete, by an atomic rename. Raise NotFound; Refused (ESTALE) if another lower file has taken
         the name; ReadError if lower bytes cannot be read; OSError if the upper directory cannot be written.
         """
-        async with self._one_copy(key):
-            status = self.upper.status(key)
-            if status is not None:
-                return status
+
+        async def copy() -> os.stat_result:
             info = await self.below(key)
             if info is None:
                 raise NotFound(key)
-            if info.kind is Kind.FILE:
-                if not await self._copy_file(key, info, size):  # its name was taken or removed meanwhile
-                    raise NotFound(key)
-            else:
+            if info.kind is not Kind.FILE:
                 await self.change(lambda now: self._copy_name(key, info, now))
+            elif not await self._copy_file(key, info, size):  # its name was taken or removed meanwhile
+                raise NotFound(key)
             status = self.upper.status(key)
             if status is None:  # removed meanwhile
                 raise NotFound(key)
             return status
+
+        status = self.upper.status(key)
+        return await self._copies.run(key, copy, lambda: self.upper.status(key)) if status is None else status
 
     def _copy_name(self, key: str, info: Info, now: Now) -> None:
         # to copy up the directory itself, make the parents of a name in it
@@ -357,18 +358,6 @@ class Overlay(Store):
             except OSError:
                 remove_unfinished(directory)
                 raise
-
-    @contextlib.asynccontextmanager
-    async def _one_copy(self, key: str) -> AsyncIterator[None]:
-        """Serialise copy-ups of the same key."""
-        lock = self._copies.setdefault(key, trio.Lock())
-        try:
-            async with lock:
-                yield
-        finally:
-            statistics = lock.statistics()
-            if not statistics.locked and not statistics.tasks_waiting:
-                self._copies.pop(key, None)
 
     # -- the Store protocol
 

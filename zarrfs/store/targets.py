@@ -82,18 +82,15 @@ class Targets(TargetReader):
         self._options, self._trust = options, Trust(options, origin)
         self.local = LocalFiles(*self._trust.local_roots(self._base))
         self._remote: RemoteFiles | None = None
-        self._paths: LRU[str, str] = LRU(_KNOWN)
-        self._remotes: LRU[str, str] = LRU(_KNOWN)  # targets that are not local, as absolute URLs
+        self._found: LRU[str, tuple[str | None, str]] = LRU(_KNOWN)
 
     async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
         try:
             if urls.is_data(url):
                 return self._data(url, offset, length)
-            path = self._paths.get(url)
+            path, remote = self._found.get(url) or await self._find(url)
             if path is None:
-                path, remote = await self._find(url)
-                if path is None:
-                    return await self._remotely().read(remote, offset, length, low, high)
+                return await self._remotely().read(remote, offset, length, low, high)
             return await self.local.read(path, offset, length)
         except ReadError as exc:
             exc.about(exc.where if urls.is_data(url) else self.resolve(url), offset, length)
@@ -135,8 +132,9 @@ class Targets(TargetReader):
             return without_secrets(url)
         if path is None:
             return without_secrets(remote)
-        # whether the path is percent-encoded is known only when the file was found
-        return self._paths.get(url) or (f"file://{path}" if "%" in path and url.startswith("file:") else path)
+        if (found := self._found.get(url)) is not None and found[0] is not None:
+            return found[0]
+        return f"file://{path}" if "%" in path and url.startswith("file:") else path  # perhaps percent-encoded
 
     async def aclose(self) -> None:
         await self.local.aclose()
@@ -165,26 +163,19 @@ class Targets(TargetReader):
 
     async def _find(self, url: str) -> tuple[str | None, str]:
         """Return (path, "") of a local target, or (None, absolute URL); cached."""
-        known = self._paths.get(url)
-        if known is not None:
-            return known, ""
-        known = self._remotes.get(url)
-        if known is not None:
-            return None, known
+        if (known := self._found.get(url)) is not None:
+            return known
         path, remote = self._absolute(url)
-        if path is None:
-            self._remotes.put(url, remote)
-            return None, remote
-        try:
-            await self.local.size(path)
-        except TargetMissing:
-            decoded = os.fsdecode(unquote_to_bytes(os.fsencode(path)))
-            if decoded == path or "\0" in decoded or not url.startswith("file:"):
-                raise
-            await self.local.size(decoded)
-            path = decoded
-        self._paths.put(url, path)
-        return path, ""
+        if path is not None:
+            try:
+                await self.local.size(path)
+            except TargetMissing:
+                decoded = os.fsdecode(unquote_to_bytes(os.fsencode(path)))
+                if decoded == path or "\0" in decoded or not url.startswith("file:"):
+                    raise
+                await self.local.size(decoded)
+                path = decoded
+        return self._found.put(url, (path, remote))
 
     def _absolute(self, url: str) -> tuple[str | None, str]:
         """Return (path, "") or (None, absolute URL); raise AccessDenied or ReadError for a target that is refused."""
