@@ -21,7 +21,6 @@ from zarrfs.daemon.invalidation import invalidate_names
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import SourceError, ZarrfsError, internal_error
 from zarrfs.fuse.operations import Operations
-from zarrfs.fuse.pagecache import Pusher
 from zarrfs.fuse.versions import StoreVersion
 from zarrfs.sources import discard, fingerprint, open_plan, plan_source
 
@@ -91,7 +90,6 @@ class Refresher:
             for warning in plan.warnings:
                 log.warning("%s: %s", plan.source, warning)
             version = StoreVersion(store, options)
-            version.pusher = Pusher(store) if old.pusher is not None else None
             known = operations.inodes.known()
             operations.show(version)
         finally:

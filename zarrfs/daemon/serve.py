@@ -180,8 +180,7 @@ async def _widen(operations: Operations, mountpoint: str) -> None:
     except (OSError, RuntimeError) as exc:  # out of descriptors or threads: the mount works, but slower
         log.warning("%s: the kernel's read-ahead stays as it is: %s", mountpoint, reason_of(exc))
         return
-    if not raised and operations.store.immutable and operations.may_push:
-        operations.current.pusher = pagecache.Pusher(operations.store)
+    operations.pushes = not raised and operations.store.immutable and operations.may_push
 
 
 async def _signals(

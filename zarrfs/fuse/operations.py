@@ -37,7 +37,7 @@ from zarrfs.config.options import Options
 from zarrfs.errors import NotDirectory, NotFound, ReadError, TargetChanged, ZarrfsError, internal_error, to_errno
 from zarrfs.fuse.inodes import InodeTable
 from zarrfs.fuse.listing import DirectoryHandle, Listed
-from zarrfs.fuse.pagecache import PUSHED, READ_AHEAD
+from zarrfs.fuse.pagecache import PUSHED, READ_AHEAD, push_rest
 from zarrfs.fuse.permissions import Permissions
 from zarrfs.fuse.sizes import StatAhead, request_sizes
 from zarrfs.fuse.versions import StoreVersion
@@ -133,6 +133,7 @@ class Operations(pyfuse3.Operations):
 
     supports_dot_lookup = True
     may_push = True  # pages may be stored in the page cache before a read, because no client can change them
+    pushes = False  # they are
     create = link = mkdir = mknod = removexattr = rename = rmdir = setattr = setxattr = symlink = unlink = _refuse
 
     def __init__(
@@ -342,10 +343,8 @@ class Operations(pyfuse3.Operations):
         except NotFound:  # the file existed when it was opened; for ENOENT a Zarr reader would return fill values
             raise ReadError(file.key, "removed while open") from None
         # the beginning of a file was read: if the file is small, push the rest of it into the page cache
-        if version.pusher is not None and off == 0 and size >= READ_AHEAD:
-            info = await version.store.info(file.key)
-            if size < (info.size or 0) <= PUSHED:
-                await version.pusher.rest(file.key, file.inode, size, info.size or 0)
+        if self.pushes and off == 0 and size >= READ_AHEAD and file.value and size < file.value.size <= PUSHED:
+            await push_rest(file.value, file.inode, size)
         COUNTS["reads_total"] += 1
         COUNTS["read_bytes_total"] += len(data)
         return cast(bytes, data)  # pyfuse3 takes any buffer

@@ -14,7 +14,7 @@ import pyfuse3
 import trio
 
 from zarrfs.errors import ZarrfsError
-from zarrfs.store.api import Store
+from zarrfs.store.api import Value
 from zarrfs.system import mounts
 
 log = logging.getLogger(__name__)
@@ -94,29 +94,20 @@ def _connections(connection: str) -> int:
         os.close(context)
 
 
-class Pusher:
-    """Store the rest of a small value in the page cache when its first bytes are read.
+async def push_rest(value: Value, inode: int, start: int) -> None:
+    """Store the bytes of a small value from `start` on in the page cache. If that fails, the kernel requests them.
 
     This is for mounts whose read-ahead window cannot be raised: one notification replaces dozens of requests. Large
     files are left to the kernel's own read-ahead, which a push would only disturb.
+
+    Call it before answering the request for the bytes before `start`, so that the kernel finds the rest cached. Never
+    push the pages of that request itself, because the kernel holds their locks until the reply.
     """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    async def rest(self, key: str, inode: int, start: int, size: int) -> None:
-        """Push the bytes [start, size) of a value of `size` bytes. If that fails, the kernel requests them as usual.
-
-        Call it before answering the request for the bytes before `start`, so that the kernel finds the rest cached.
-        Never push the pages of that request itself, because the kernel holds their locks until the reply.
-        """
-        try:
-            data = await self._store.get(key, start, size - start)
-            await trio.to_thread.run_sync(
-                pyfuse3.notify_store, pyfuse3.InodeT(inode), start, cast(bytes, data)
-            )
-        except (OSError, ZarrfsError) as exc:
-            log.debug("push of %s: %s", key, exc)
+    try:
+        data = await value.read(start, value.size - start)
+        await trio.to_thread.run_sync(pyfuse3.notify_store, pyfuse3.InodeT(inode), start, cast(bytes, data))
+    except (OSError, ZarrfsError) as exc:
+        log.debug("push: %s", exc)
 
 
 def _write(path: str, text: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 from zarrfs.config.options import Options
-from zarrfs.fuse.pagecache import Pusher
 from zarrfs.prefetch.readahead import KeyReadAhead
 from zarrfs.store.api import Store
 
@@ -25,7 +24,6 @@ class StoreVersion:
         self.values = values or store
         self.sizes_known = self.values.sizes_known
         self.ahead = KeyReadAhead(self.values, options.prefetch)
-        self.pusher: Pusher | None = None  # set if the kernel's read-ahead window could not be raised
         self.users = 0
         self.retired = False
         self.changed = False  # a read found that a target has changed
