@@ -132,19 +132,8 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, line) for name, (_module, line) in self._table.items()])
 
 
-def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
-        from importlib.metadata import version
-
-        click.echo(f"zarrfs {version('zarrfs')}")
-        ctx.exit()
-
-
 @click.group(cls=LazyGroup, table=COMMANDS, context_settings=SETTINGS, epilog=EPILOG)
 @process_options
-@click.option(
-    "-V", "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version,
-    help="Show the version and exit.",
-)  # fmt: skip
+@click.version_option(None, "-V", "--version", package_name="zarrfs", message="zarrfs %(version)s")
 def main() -> None:
     """Mount Zarr stores, reference sets, Icechunk repositories and file archives as directories of files."""
