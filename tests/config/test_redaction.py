@@ -124,8 +124,8 @@ def test_command_lines_are_redacted(line: str, shown: str) -> None:
 
 
 def test_a_blank_before_an_option_does_not_show_its_secret() -> None:
-    assert redacted_arguments(["ro, s3.secret =hush, hush", "storage_options ={hush"]) == [
-        "ro, s3.secret =***", "storage_options =***",
+    assert redacted_arguments(["ro, s3.secret =hush, hush", "s3.secret:=hush", "storage_options ={hush"]) == [
+        "ro, s3.secret =***", "s3.secret:=***", "storage_options =***",
     ]  # fmt: skip
 
 

@@ -94,10 +94,15 @@ def is_known(place: str) -> bool:
     return protocol in KNOWN or protocol in _installed()
 
 
+def is_option(place: str, name: str) -> bool:
+    """Return whether `name` is an option of the protocol of `place`, PROTOCOL or PROTOCOL://HOST."""
+    return name in _FSSPEC or name in NAMES.get(names(place.partition("://")[0])[0], ())
+
+
 def unknown_option(place: str, name: str) -> str:
     """Return the error for a storage option that no client takes; "" for others, and if the protocol has no table."""
     known = NAMES.get(names(place.partition("://")[0])[0])
-    if known is None or name in (*known, *_FSSPEC):
+    if known is None or is_option(place, name):
         return ""
     hint = did_you_mean(name, known) or f": there are {', '.join(known)}"
     return f"option {place}.{name}: unknown{hint}"
