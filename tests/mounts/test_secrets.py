@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import stat
@@ -174,53 +175,38 @@ def test_secrets_are_shown_nowhere(server: str, tmp_path: Path, monkeypatch: pyt
 
 
 COMMANDS = [
-    "info SOURCE", "info --json SOURCE s403", "check --json SOURCE", "cat SOURCE s401 closed bucket",
-    "copy SOURCE COPY", "run SOURCE -- true", "check --blobs http://USER@SERVER/401?sig=SIG ARCHIVE",
-    *(f"ls http://USER@SERVER/{path}?sig=SIG" for path in ("401", "500", "away-403")),
+    "info SOURCE", "info named", "info http://USER@SERVER/store.zarr?sig=SIG", "info --json SOURCE s403",
+    "check --json SOURCE", "cat SOURCE s401 closed bucket", "copy SOURCE COPY", "run SOURCE -- true",
+    "check --blobs http://USER@SERVER/401?sig=SIG ARCHIVE", "ls http://USER@SERVER/away-403?sig=SIG",
     "ls http://USER@CLOSED/x?sig=SIG", "ls http://USER@host.invalid/x?sig=SIG", "ls http://USER@[SERVER/x?sig=SIG",
     "ls zip://x::http://USER@SERVER/data?sig=SIG",
 ]  # fmt: skip
 
 
 def test_commands_do_not_print_secrets(server: str, tmp_path: Path) -> None:
-    given = options(tmp_path, retries=0)
+    """The source can also be a name in the configuration file, whose URL is not on the command line."""
     names = {
         "SOURCE": "http://USER@SERVER/set.json?sig=SIG", "USER": f"me:{MINE['the password in the source']}",
         "SERVER": server, "SIG": MINE["the signature in the source"], "CLOSED": f"127.0.0.1:{free_port()}",
         "COPY": str(tmp_path / "copy"),
         "ARCHIVE": str(DATA / "archives/flux-list.json"),
     }  # fmt: skip
+
+    def filled(text: str) -> str:
+        return functools.reduce(lambda found, name: found.replace(name, names[name]), names, text)
+
+    (tmp_path / "secret_url").write_text(filled("SOURCE"))
+    (tmp_path / "zarrfs.toml").write_text(f'[source.named]\nsource = "@{tmp_path}/secret_url"\n')
+    environment = {**os.environ, "ZARRFS_CONFIG": str(tmp_path / "zarrfs.toml")}
     for line in COMMANDS:
-        words = line.split()
-        at = 2 if words[0] in ("refs", "cache", "archive") else 1
-        for name, text in names.items():
-            words = [word.replace(name, text) for word in words]
-        mine = given[:2] if words[0] in ("config", "cache") else given
-        done = run("-d", *words[:at], *mine, *words[at:])
+        command, *words = map(filled, line.split())
+        done = run("-d", command, *options(tmp_path, retries=0), *words, env=environment)
         assert_hidden(line, done.stdout + done.stderr)
         assert "Usage:" not in done.stderr, done.stderr
+        assert done.returncode == 0 or command != "info" or "s403" in words, done.stderr
     for path in tmp_path.rglob("*"):
-        if path.is_file() and path.name != "secret" and "index" not in path.parts:
+        if path.is_file() and not path.name.startswith("secret") and "index" not in path.parts:
             assert_hidden(str(path), bytes_of(path))
-
-
-def test_commands_print_their_source_without_secrets(server: str, tmp_path: Path) -> None:
-    """The source can also be a name in the configuration file, whose URL is not on the command line."""
-    password, signature = MINE["the password in the source"], MINE["the signature in the source"]
-    of_set, of_store = (
-        f"http://joe:{password}@{server}/{name}?X-Amz-Signature={signature}" for name in ("set.json", "store.zarr")
-    )
-    (tmp_path / "url").write_text(of_set)
-    (tmp_path / "zarrfs.toml").write_text(f"[source.named]\nsource = \"@{tmp_path}/url\"\n")
-    environment = {**os.environ, "ZARRFS_CONFIG": str(tmp_path / "zarrfs.toml")}
-    more = ["-o", "retries=0,allow=private"]
-    for command in (
-        ["info", of_store], ["info", "--json", of_store], ["info", of_set], ["info", "named"],
-    ):  # fmt: skip
-        done = run(*command, *more, env=environment)
-        assert done.stdout, done.stderr
-        assert password not in done.stdout + done.stderr, command
-        assert signature not in done.stdout + done.stderr, command
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import functools
 import http.server
 import ipaddress
 import json
@@ -25,8 +24,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.conftest import PROGRAM
-from zarrfs.config.options import Options
-from zarrfs.errors import ReadError
+from zarrfs.config.options import Options, parse
+from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net.http import HttpSystem
 from zarrfs.net.reach import Trust
 from zarrfs.store.remotefiles import RemoteFiles
@@ -156,20 +155,36 @@ def server(authority: Authority) -> Iterator[Server]:
         one.server_close()
 
 
-def cat(tmp_path: Path, url: str, trusted: Path | None, *options: str) -> subprocess.CompletedProcess[bytes]:
-    """Run `zarrfs cat` on a range of the value."""
-    source = tmp_path / "refs.json"
-    source.write_text(json.dumps({"version": 1, "refs": {"part": [f"{url}/value", 100, 5000]}}))
-    environment = {**os.environ, **({"SSL_CERT_FILE": str(trusted)} if trusted else {})}
-    run = functools.partial(subprocess.run, capture_output=True, timeout=60, check=False, env=environment)
-    return run([PROGRAM, "cat", source, "part", "-o", ",".join(("retries=3", *options))])
+def read(url: str, trusted: Path | None, *options: str) -> bytes:
+    """Read bytes 100 to 5099 of the value."""
+
+    async def main() -> bytes:
+        async with contextlib.aclosing(RemoteFiles(parse(["retries=3", *options]).options)) as files:
+            return bytes(await files.read(f"{url}/value", 100, 5000, 0, len(VALUE)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        if trusted:
+            patch.setenv("SSL_CERT_FILE", str(trusted))
+        return trio.run(main)
 
 
-def test_a_private_authority_named_by_the_environment_is_trusted(
-    tmp_path: Path, server: Server, authority: Authority
+@pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "SSL_CERT_DIR"])
+def test_authorities_named_by_the_environment_are_trusted(
+    tmp_path: Path, server: Server, authority: Authority, variable: str
 ) -> None:
-    done = cat(tmp_path, server(), authority.file)
+    hashed = tmp_path / "hashed"
+    hashed.mkdir()
+    shutil.copy(authority.file, hashed / "ours.pem")
+    subprocess.run(["openssl", "rehash", hashed], check=True, capture_output=True)
+    source = tmp_path / "refs.json"
+    source.write_text(json.dumps({"version": 1, "refs": {"part": [f"{server()}/value", 100, 5000]}}))
+    environment = {**os.environ, variable: str(authority.file if variable == "SSL_CERT_FILE" else hashed)}
+    done = subprocess.run([PROGRAM, "cat", source, "part"], capture_output=True, check=False, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, VALUE[100:5100], b"")
+
+
+def test_certificates_are_not_checked_on_request(server: Server) -> None:
+    assert read(server(), None, "https.verify_ssl=false") == VALUE[100:5100]
 
 
 @pytest.mark.parametrize(
@@ -207,28 +222,11 @@ def test_a_variable_that_names_no_certificates_is_an_error(
     [("good", "127.0.0.1", DAY, False), ("old", "127.0.0.1", -DAY, True), ("elsewhere", "192.0.2.1", DAY, True)],
 )
 def test_a_refused_certificate_is_an_error_without_retries(
-    tmp_path: Path, server: Server, authority: Authority, name: str, address: str,
-    left: datetime.timedelta, trusted: bool,
+    server: Server, authority: Authority, name: str, address: str, left: datetime.timedelta, trusted: bool
 ) -> None:  # fmt: skip
-    done = cat(tmp_path, server(name, address, left), authority.file if trusted else None)
-    assert (done.returncode, done.stdout) == (1, b"")
-    told = done.stderr.decode()
-    assert "/value: " in told
-    assert "its certificate is refused: " in told
-    assert told.count("\n") == 1
-    assert "attempts" not in told
-
-
-def test_a_directory_of_authorities_is_trusted(
-    tmp_path: Path, server: Server, authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url, hashed = server(), tmp_path / "hashed"
-    hashed.mkdir()
-    shutil.copy(authority.file, hashed / "ours.pem")
-    subprocess.run(["openssl", "rehash", hashed], check=True, capture_output=True)
-    assert cat(tmp_path, url, None, "https.verify_ssl=false").stdout == VALUE[100:5100]
-    monkeypatch.setenv("SSL_CERT_DIR", str(hashed))
-    assert cat(tmp_path, url, None).stdout == VALUE[100:5100]
+    with pytest.raises(ReadError, match="/value: its certificate is refused: ") as caught:
+        read(server(name, address, left), authority.file if trusted else None)
+    assert "attempts" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("version", "apart"), [(ssl.TLSVersion.TLSv1_2, True), (ssl.TLSVersion.TLSv1_3, False)])
@@ -240,12 +238,11 @@ def test_a_client_certificate_is_presented_to_a_server_that_requires_one(
     (tmp_path / "key.pem").write_text(pem[:begin])
     (tmp_path / "client.pem").write_text(pem[begin:] if apart else pem)
     options = [f"https.client_cert={tmp_path}/client.pem", f"https.client_key={tmp_path}/key.pem"]
-    assert cat(tmp_path, url, authority.file, *options[: 1 + apart]).stdout == VALUE[100:5100]
-    done = cat(tmp_path, url, authority.file)
-    assert (done.returncode, done.stdout) == (1, b"")
-    assert b"the server refuses the connection: " in done.stderr
-    assert b"certificate of the client (http.client_cert=)" in done.stderr
-    assert b"attempts" not in done.stderr
+    assert read(url, authority.file, *options[: 1 + apart]) == VALUE[100:5100]
+    rule = "the server refuses the connection: .*certificate of the client \\(http.client_cert=\\)"
+    with pytest.raises(AccessDenied, match=rule) as caught:
+        read(url, authority.file)
+    assert "attempts" not in str(caught.value)
 
 
 def test_a_passphrase_is_refused_without_a_prompt(tmp_path: Path, server: Server, authority: Authority) -> None:
@@ -254,22 +251,17 @@ def test_a_passphrase_is_refused_without_a_prompt(tmp_path: Path, server: Server
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, secret)
     path = tmp_path / "client.pem"
     path.write_bytes(pem + authority.certificate("client", "192.0.2.1").read_bytes())
-    done = cat(tmp_path, server(clients=True), authority.file, f"https.client_cert={path}")
-    assert done.returncode == 1
-    assert b"the key has a passphrase" in done.stderr
+    with pytest.raises(ReadError, match="the key has a passphrase"):
+        read(server(clients=True), authority.file, f"https.client_cert={path}")
 
 
-def test_a_server_that_does_not_speak_tls_is_an_error(tmp_path: Path) -> None:
+def test_a_server_that_does_not_speak_tls_is_an_error() -> None:
     made = Quiet(("127.0.0.1", 0), Handler)
     threading.Thread(target=made.serve_forever, daemon=True).start()
-    done = cat(tmp_path, f"https://127.0.0.1:{made.server_address[1]}", None, "retries=0")
+    with pytest.raises(ReadError, match="the server does not speak TLS"):
+        read(f"https://127.0.0.1:{made.server_address[1]}", None, "retries=0")
     made.shutdown()
     made.server_close()
-    assert done.returncode == 1
-    assert b"the server does not speak TLS" in done.stderr
-
-
-# -- in this process
 
 
 @contextlib.asynccontextmanager

@@ -332,7 +332,7 @@ class RequestQueue:
                     server.outage = Outage(server.name, sent)
                     self._on_outage(server.name)
                 server.outage.failed(failure.reason, failure.after)
-                if late:
+                if late and outage is not None:
                     raise ReadError(first.shown, self._too_late(server)) from failure
             else:  # the server answers, but not this request
                 failures += not (waits and failure.asks_for_patience)
