@@ -17,11 +17,12 @@ import logging
 import os
 import pickle
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NoReturn, TypeVar
 
 from fsspec.asyn import AsyncFileSystem
+from fsspec.callbacks import NoOpCallback
 from fsspec.spec import AbstractBufferedFile
 
 from zarrfs.archives.source_kinds import absolute
@@ -36,15 +37,17 @@ from zarrfs.errors import (
     IsDirectory,
     NotDirectory,
     NotFound,
+    OutOfRange,
     ReadError,
     SourceError,
-    StoreError,
+    TargetChanged,
+    TargetMissing,
     UsageError,
 )
 from zarrfs.python import background
 from zarrfs.sources import absolute_source, discard, fingerprint, open_plan, plan_source
-from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key, split_key
-from zarrfs.store.traversal import followed, get_followed, open_followed, resolve
+from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key
+from zarrfs.store.followed import with_links_followed
 from zarrfs.zarr import DOCUMENTS
 
 log = logging.getLogger(__name__)
@@ -137,64 +140,38 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
     # -- the methods that all other methods of fsspec call
 
     async def _info(self, path: str, **_more: Any) -> dict[str, Any]:
-        key = _key(path)
-        try:
-            return await self._call(_described, key)
-        except StoreError as exc:
-            _raise(exc, path)
+        with _errors_of(path):
+            return await self._call(_described, _key(path))
 
     async def _ls(self, path: str, detail: bool = True, **_more: Any) -> list[Any]:
-        try:
+        with _errors_of(path):
             found = await self._call(_listed, _key(path))
-        except StoreError as exc:
-            _raise(exc, path)
         return found if detail else [entry["name"] for entry in found]
 
-    async def _exists(self, path: str, **_more: Any) -> bool:
-        try:
-            await self._info(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return True
-
     async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **_more: Any) -> bytes:
-        key = _key(path)
-        try:
-            if (end or 0) < 0 or ((start or 0) < 0 and end is not None):
-                size: int = (await self._call(_described, key))["size"]
-                start, end, _step = slice(start, end).indices(size)
-            length = None if end is None else max(0, end - (start or 0))
-            return await self._call(get_followed, key, start or 0, length)
-        # zarr takes IsADirectoryError and NotADirectoryError for a missing chunk, and returns fill values
-        except IsDirectory as exc:
-            raise ReadError(path, "is a directory") from exc
-        except NotDirectory as exc:
-            if key.rpartition("/")[2] in DOCUMENTS:  # zarr looks for these below every name, even below files
-                _raise(exc, path)
-            raise ReadError(exc.key, "is not a directory") from exc
-        except StoreError as exc:
-            _raise(exc, path)
+        with _errors_of(path):
+            try:
+                return await self._call(_cut, _key(path), start, end)
+            # zarr takes IsADirectoryError and FileNotFoundError for a missing chunk, and returns fill values
+            except IsDirectory as exc:
+                raise ReadError(path, "is a directory") from exc
+            except NotDirectory as exc:
+                if path.rpartition("/")[2] in DOCUMENTS:  # zarr looks for these below every name, even below files
+                    raise
+                raise ReadError(exc.key, "is not a directory") from exc
 
-    async def _get_file(self, rpath: str, lpath: str, callback: Any = None, **_more: Any) -> None:
+    async def _get_file(self, rpath: str, lpath: str, callback: Any = NoOpCallback(), **_more: Any) -> None:  # noqa: B008
         if await self._isdir(rpath):
             os.makedirs(lpath, exist_ok=True)
-            return
-        try:  # open once, to read one version even if the value is replaced meanwhile
-            value = await self._call(open_followed, _key(rpath))
-        except StoreError as exc:
-            _raise(exc, rpath)
-        at, size = 0, value.size
-        if callback is not None:
-            callback.set_size(size)
-        with contextlib.closing(value), open(lpath, "wb") as file:  # noqa: ASYNC230  (as in all of fsspec)
-            while at < size:
-                data = await self._call(_read, value, at, _PIECE)
-                if not data:
-                    raise ReadError(rpath, f"ends at {at}, not at {size}")
-                file.write(data)
-                at += len(data)
-                if callback is not None:
-                    callback.relative_update(len(data))
+        else:
+            await asyncio.to_thread(self._download, rpath, lpath, callback)
+
+    def _download(self, rpath: str, lpath: str, callback: Any) -> None:
+        with self._open(rpath, block_size=_PIECE) as file, open(lpath, "wb") as out:
+            callback.set_size(file.size)
+            while data := file.read(_PIECE):
+                out.write(data)
+                callback.relative_update(len(data))
 
     def _open(
         self, path: str, mode: str = "rb", block_size: int | None = None, autocommit: bool = True,
@@ -203,23 +180,6 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
         if mode != "rb":
             _refuse(path)
         return ZarrfsFile(self, path, block_size or self.blocksize, cache_options, **more)
-
-    def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
-        """Return the arguments for another instance; a relative path of the source is made absolute."""
-        found: dict[str, Any] = super().to_dict(include_password=include_password)
-        given = self.storage_args[0] if self.storage_args else self.storage_options.get("source")
-        if isinstance(given, str | os.PathLike):
-            found |= {"args": [], "source": self.source}
-        elif "fo" in found and found.get("target_protocol") in (None, "file", "local"):
-            found["fo"] = self.source
-        return found
-
-    def modified(self, path: str) -> Any:
-        """Return the modification time; None if the source has none."""
-        from datetime import UTC, datetime
-
-        seconds = self.info(path)["mtime"]
-        return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
     async def _refuse(self, path: str, *_more: Any, **_options: Any) -> None:
         _refuse(path)
@@ -237,15 +197,16 @@ class ZarrfsFile(AbstractBufferedFile):  # type: ignore[misc]
     def __init__(
         self, fs: ZarrfsFileSystem, path: str, block_size: int, cache_options: dict[str, Any] | None, **more: Any
     ) -> None:
-        try:
-            self._value = fs.submit(open_followed, _key(path)).result()
-        except StoreError as exc:
-            _raise(exc, path)
+        with _errors_of(path):
+            self._value = fs.submit(_opened, _key(path)).result()
         more.pop("size", None)
         super().__init__(fs, path, "rb", block_size, cache_options=cache_options, size=self._value.size, **more)
 
     def _fetch_range(self, start: int, end: int) -> bytes:
-        return self.fs.submit(_read, self._value, start, end - start).result()  # type: ignore[no-any-return]
+        found: bytes = self.fs.submit(_read, self._value, start, end - start).result()
+        if len(found) != end - start:
+            raise ReadError(self.path, f"{len(found)} bytes at {start}, not {end - start}")
+        return found
 
     def close(self) -> None:
         """Close the file."""
@@ -272,7 +233,7 @@ def _end(store: Store, pid: int) -> None:
 
 
 async def _open(plan: Plan, options: Options) -> Store:
-    return open_plan(plan, options)
+    return with_links_followed(open_plan(plan, options))
 
 
 def _absolute_item(item: str) -> str:
@@ -314,55 +275,52 @@ async def _read(_store: Store, value: Value, start: int, length: int) -> bytes:
     return bytes(await value.read(start, length))
 
 
+async def _opened(store: Store, key: str) -> Value:
+    return await store.open(key)
+
+
+async def _cut(store: Store, key: str, start: int | None, end: int | None) -> bytes:
+    """Read a slice of one version of a value."""
+    for last in (store.immutable, True):
+        try:
+            with contextlib.closing(await store.open(key)) as value:
+                at, stop, _step = slice(start, end).indices(value.size)
+                return bytes(await value.read(at, max(0, stop - at)))
+        except (TargetChanged, TargetMissing, OutOfRange):
+            if last:
+                raise
+    raise AssertionError("unreachable")
+
+
 async def _described(store: Store, key: str) -> dict[str, Any]:
-    parent, name = split_key(key)
-    at = join_key(await followed(store, parent), name)
-    return await _entry(store, key, at, await store.info(at))
+    return _entry(key, await store.info(key))
 
 
 async def _listed(store: Store, key: str) -> list[dict[str, Any]]:
-    at = await followed(store, key)
-    if (await store.info(at, sized=False)).kind is not Kind.FILE and not await _leads_back(store, key, at):
-        with contextlib.suppress(NotDirectory):  # a link out of the source to a file, followed by the store itself
-            return [
-                await _entry(store, join_key(key, child.name), join_key(at, child.name), child)
-                async for child in store.list_dir(at)
-            ]
-    return [await _described(store, key)]
+    if (await store.info(key, sized=False)).kind is Kind.FILE:
+        return [await _described(store, key)]
+    return [_entry(join_key(key, child.name), child) async for child in store.list_dir(key)]
 
 
-async def _leads_back(store: Store, key: str, at: str) -> bool:
-    """Return whether a directory above `key` is, or leads to, `at`: a recursive walk into `key` would never end."""
-    while key and key != at:
-        key = split_key(key)[0]
-        if await followed(store, key) == at:
-            return True
-    return False
-
-
-async def _entry(store: Store, key: str, at: str, info: Info) -> dict[str, Any]:
-    """Describe the entry `at` under the name `key`, as fsspec's local file system does: follow symbolic links."""
-    more: dict[str, Any] = {}
-    if info.kind is Kind.SYMLINK:
-        more = {"islink": True, "destination": info.target}
-        try:
-            info = (await resolve(store, at))[1]
-        except ReadError:  # a dangling link
-            more["type"] = "other"
+def _entry(key: str, info: Info) -> dict[str, Any]:
     mtime = None if info.mtime_ns is None else info.mtime_ns / 1e9
     kind = "directory" if info.kind is Kind.DIRECTORY else "file"
-    return {"name": f"/{key}" if key else "", "size": info.size, "type": kind, "mtime": mtime, **more}
+    return {"name": f"/{key}" if key else "", "size": info.size, "type": kind, "mtime": mtime}
 
 
-def _raise(exc: StoreError, path: str) -> NoReturn:
-    """Raise the built-in OSError that callers of fsspec expect for `exc`; raise `exc` itself if there is none."""
-    for ours, kind, code in (
-        (NotFound, FileNotFoundError, errno.ENOENT), (IsDirectory, IsADirectoryError, errno.EISDIR),
-        (NotDirectory, NotADirectoryError, errno.ENOTDIR),
-    ):  # fmt: skip
-        if isinstance(exc, ours):
-            raise kind(code, os.strerror(code), path) from exc
-    raise exc
+@contextlib.contextmanager
+def _errors_of(path: str) -> Iterator[None]:
+    """Raise the built-in OSErrors that callers of fsspec expect, and other failures under the name of `path`."""
+    try:
+        yield
+    except (NotFound, NotDirectory) as exc:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from exc
+    except IsDirectory as exc:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path) from exc
+    except ReadError as exc:
+        if path.strip("/") in exc.where:
+            raise
+        raise exc.at(f"{path.strip('/')}: {exc.where}") from exc
 
 
 def _refuse(path: str) -> NoReturn:

@@ -11,14 +11,11 @@ from zarrfs.errors import (
     IsDirectory,
     NotDirectory,
     NotFound,
-    OutOfRange,
     ReadError,
     StoreError,
-    TargetChanged,
-    TargetMissing,
     ZarrfsError,
 )
-from zarrfs.store.api import Info, Kind, Store, Value, join_key, key_rule, walk
+from zarrfs.store.api import Info, Kind, Store, join_key, key_rule, walk
 from zarrfs.store.values import open_sized
 from zarrfs.system.buffers import Buffer
 
@@ -97,14 +94,6 @@ async def followed_info(store: Store, key: str, info: Info, sized: bool = True) 
         return key, info._replace(kind=Kind.FILE, size=1, target=None, unreadable=exc.reason)
 
 
-async def open_followed(store: Store, key: str) -> Value:
-    """Open the value that `key` resolves to, following links in every part of it.
-
-    Raise what Store.open() does, and ReadError for a link that is dangling or leads out of the store.
-    """
-    return await store.open(await followed(store, key))
-
-
 async def followed(store: Store, key: str) -> str:
     """Return the key that `key` resolves to, following links in every part of it; stat or list that key.
 
@@ -120,27 +109,6 @@ async def followed(store: Store, key: str) -> str:
     if at is None:
         raise ReadError(key, "is, or lies behind, a symbolic link out of the source, or in a circle")
     return at
-
-
-async def get_followed(store: Store, key: str, start: int = 0, length: int | None = None) -> bytes:
-    """Return a copy of the bytes [start, start + length) of the value that `key` resolves to, cut at its end.
-
-    A negative `start` counts from the end. The bytes are of one version, like those of Store.get(). A ReadError names
-    the key and the target.
-    """
-    for last in (store.immutable, True):
-        try:
-            with contextlib.closing(await open_followed(store, key)) as value:
-                at = max(0, value.size + start) if start < 0 else min(start, value.size)
-                left = value.size - at
-                return bytes(await value.read(at, left if length is None else min(length, left)))
-        except ReadError as exc:
-            if not last and isinstance(exc, TargetChanged | TargetMissing | OutOfRange):
-                continue
-            if key in exc.where:
-                raise
-            raise exc.at(f"{key}: {exc.where}") from exc
-    raise AssertionError("unreachable")
 
 
 PIECE = 4 << 20
