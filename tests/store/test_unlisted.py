@@ -427,6 +427,18 @@ def test_only_chunks_that_the_server_has_are_listed(faulty: Faulty) -> None:
     with_store(put_exact(faulty, "nested", NESTED), check)
 
 
+def test_a_chunk_that_two_documents_of_an_array_name_is_listed_once(faulty: Faulty) -> None:
+    """`zarr migrate` writes a zarr.json beside the .zarray, with the same chunk keys."""
+    same = three([2, 2], chunk_key_encoding={"name": "v2", "separator": "."})
+    url = put_exact(faulty, "migrated", {".zarray": two([2, 2]), "zarr.json": same, "0.0": b"0", "1.1": b"1"})
+
+    async def check(store: Store, plan: Any) -> None:
+        assert names(await listed(store, "")) == [".zarray", "zarr.json", "0.0", "1.1"]
+        assert names([info async for info in store.list_dir("", "0.0")]) == ["1.1"]
+
+    with_store(url, check)
+
+
 def refused(server: Faulty, *paths: str, status: int = 403) -> None:
     for path in paths:
         server.put(path, b"", forever=status)
