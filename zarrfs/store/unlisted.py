@@ -262,8 +262,10 @@ class UnlistedStore(WrappingStore):
                 return True
             await self._ask_for_node(key)  # a refused document may be of an array whose chunk keys contain `key`
             return False
-        if not rest or array.leads(rest) or array.has_chunk(rest):
-            return not array.has_chunk(rest)
+        if not rest or array.leads(rest):
+            return True
+        if array.has_chunk(rest):  # most absent names: no other document needs to be requested
+            return False
         return any(layout.leads(rest) for layout in await self._layouts(key[: -len(rest) - 1]))
 
     async def _ask_for_node(self, key: str) -> None:
