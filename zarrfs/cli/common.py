@@ -82,9 +82,14 @@ def source_options(*, output: str | None = None, **defaults: Any) -> Callable[[F
                     words.append(f"log_level={level}")
                 return function(parsed=_merge(words, given, defaults), **given)
 
+        from zarrfs.config.options import TABLE, help_text
+
         decorated: Function = process_options(run)
-        for name in reversed(_long_names()):
-            decorated = _long_option(name)(decorated)
+        for name in reversed([name for name, opt in TABLE.items() if opt.long]):
+            text = help_text(name)
+            decorated = click.option(f"--{name}", OWN + name, metavar=TABLE[name].metavar, multiple=True, help=text)(
+                decorated
+            )
         decorated = option_items(decorated)
         return click.option("-O", "--output", metavar="FILE", help=output)(decorated) if output else decorated
 
@@ -133,20 +138,6 @@ def _merge(words: list[str], given: dict[str, Any], defaults: dict[str, Any]) ->
             say(f"option {line}")
     given |= zip(names, found.sources, strict=False)
     return found.parsed
-
-
-def _long_names() -> list[str]:
-    from zarrfs.config import options
-
-    return [name for name, opt in options.TABLE.items() if opt.long]
-
-
-def _long_option(name: str) -> Callable[[Function], Function]:
-    """Return the long option for a row of the table. Its value is parsed by the table's parser, not by click."""
-    from zarrfs.config import options
-
-    metavar = options.TABLE[name].metavar
-    return click.option(f"--{name}", OWN + name, metavar=metavar, multiple=True, help=options.help_text(name))
 
 
 shard_option = click.option(

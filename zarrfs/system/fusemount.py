@@ -37,7 +37,6 @@ def attach(source: str, mountpoint: str, options: Options, kernel: Iterable[str]
     with contextlib.suppress(PermissionError):  # users, and root in a container, need fusermount3
         if dead:  # mount over it, so that no reader sees the directory beneath
             mounts.thin(mountpoint)
-            return _mount(source, mountpoint, options, flags)
         return _mount(source, mountpoint, options, flags)
     mounts.clear_dead(mountpoint)  # fusermount3 does not mount over it
     with _writable(mountpoint) if options.guard or options.hold else contextlib.nullcontext():
