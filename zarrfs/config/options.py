@@ -103,6 +103,11 @@ class Options:
         "Zarr on a server that cannot list: paths of groups and arrays to show, such as temp,wind/u. Set it when the "
         "store has no consolidated metadata. Repeatable.", many=True,
     )
+    view: str | None = _option(
+        "Source", None, words("v2", "v3", "arrays", "netcdf"), "VIEW",
+        "Show a Zarr store or a reference set in another form (docs/views.md): in the Zarr version v2 or v3, its "
+        "arrays as plain files (arrays), or the whole as NetCDF-4 (netcdf). Default: as it is.", common=True,
+    )
     # -- Trust
     allow: tuple[str, ...] = _option(
         "Trust", None, ALLOW, "WHAT",
@@ -116,12 +121,6 @@ class Options:
         "Let reference sets reach local files beneath DIR, and no others; needed for a mount by root with "
         "allow_other. Symbolic links of a Zarr store may then lead out of it, to files beneath DIR. Repeatable.",
         many=True,
-    )
-    # -- Views
-    view: str | None = _option(
-        "Views", None, words("v2", "v3", "arrays", "netcdf"), "VIEW",
-        "Show a Zarr store or a reference set in another form (docs/views.md): in the Zarr version v2 or v3, its "
-        "arrays as plain files (arrays), or the whole as NetCDF-4 (netcdf). Default: as it is.", common=True,
     )
     # -- Writing
     upperdir: str | None = _option(
@@ -160,6 +159,10 @@ class Options:
         "Cache and memory", "300s", LIFETIME, "TIME",
         "Stores behind URLs: cache names, sizes and absences for TIME before asking the server again. Set forever for "
         "stores that never change.", bounds=_KEPT, common=True,
+    )
+    attr_timeout: float | None = _option(
+        "Cache and memory", None, SECONDS, "TIME",
+        "Let the kernel cache attributes for TIME. Default: 1s, 1d for immutable sources.", bounds=_KEPT,
     )
     # -- Network
     retries: int = _option(
@@ -209,6 +212,7 @@ class Options:
         "Take all permissions off the directory beneath the mount, so that a reader gets an error, not an empty "
         "directory, while nothing is mounted.",
     )
+    # -- Daemon
     hold: bool = _option(
         "Daemon", None, FLAG, "",
         "Keep the mount until `zarrfs umount`, or until all owner= have ended: SIGTERM and a plain umount do nothing. "
@@ -219,12 +223,6 @@ class Options:
         "Unmount when process PID has ended, as soon as the mount is not in use. Repeatable: when all have ended.",
         many=True, bounds=("1", "4194304"),
     )
-    # -- Kernel caching
-    attr_timeout: float | None = _option(
-        "Kernel caching", None, SECONDS, "TIME",
-        "Let the kernel cache attributes for TIME. Default: 1s, 1d for immutable sources.", bounds=_KEPT,
-    )
-    # -- Daemon
     foreground: bool = _option(
         "Daemon", None, FLAG, "",
         "Stay in the foreground and log to standard error; Ctrl-C unmounts. Set it under systemd and in containers.",
