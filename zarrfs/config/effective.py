@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zarrfs.config.options import TABLE, Layer, Parsed, combine, read, split_commas
-from zarrfs.config.redaction import redacted_storage
 from zarrfs.config.removed import OPTIONS, removed_option
 from zarrfs.errors import UsageError, reason_of
 
@@ -32,13 +31,7 @@ class Settings(NamedTuple):
 
 def described(layers: Sequence[Layer]) -> list[str]:
     """Return a line for each option that is set, with its value and origin; values of storage options are hidden."""
-    lines: dict[str, str] = {}
-    for layer in layers:  # a later layer overrides an earlier one
-        for name, text in layer.text.items():
-            lines[name] = f"{text} ({layer.origin})"
-        for place, storage in layer.storage.items():
-            for key, value in storage.items():
-                lines[f"{place}.{key}"] = f"{place}.{key}={redacted_storage(key, value)} ({layer.origin})"
+    lines = {name: f"{text} ({layer.origin})" for layer in layers for name, text in layer.text.items()}
     return list(lines.values())
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from zarrfs.config.redaction import is_secret, without_secrets
+from zarrfs.config.redaction import is_secret, redacted_storage, without_secrets
 from zarrfs.config.removed import removed_option
 from zarrfs.config.storage import absolute, check_storage, is_known, storage_value
 from zarrfs.config.values import (
@@ -378,6 +378,8 @@ def _add(given: Layer, item: str, name: str, value: str | None, before: str) -> 
         parsed = True if value is None else storage_value(place[2], value, name.endswith(":"))
         check_storage(place[1], {place[2]: parsed})
         given.storage.setdefault(place[1], {})[place[2]] = parsed
+        shown = redacted_storage(place[2], "true" if value is None else value)
+        given.text[place[0]] = f"{place[0]}={shown}"
     elif "://" in name:
         rule = "expected PROTOCOL://HOST.NAME=VALUE (for s3, gs, az, HOST is a bucket)"
         raise UsageError(f"option {without_secrets(name)}: {rule}")

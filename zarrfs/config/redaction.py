@@ -121,12 +121,8 @@ def names_file(value: str) -> bool:
     return value.startswith("@/")
 
 
-def redacted_storage(name: str, value: object) -> object:
+def redacted_storage(name: str, text: str) -> str:
     """Return the value of a storage option, with secrets hidden."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str) and names_file(value):
-        return value
-    if name not in _HARMLESS or isinstance(value, dict | list | tuple):
-        return HIDDEN
-    return without_secrets(value) if isinstance(value, str) else value
+    if text in ("true", "false", "null") or names_file(text):
+        return text
+    return without_secrets(text) if name in _HARMLESS else HIDDEN

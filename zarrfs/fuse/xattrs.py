@@ -7,16 +7,12 @@ in the kernel, and an interrupted client may ask again. Operations.getxattr() ch
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
 
 from zarrfs.concurrency.lru import LRU
-from zarrfs.errors import internal_error
-
-log = logging.getLogger(__name__)
 
 SOURCE_XATTR = b"user.zarrfs.source"
 MOUNT_XATTR = b"user.zarrfs.mount"
@@ -25,7 +21,7 @@ STATS_XATTR = b"user.zarrfs.stats"  # not listed, because cp -a must not copy it
 REFRESH_XATTR = b"user.zarrfs.refresh:"  # followed by TOKEN; not listed
 REFRESH = REFRESH_XATTR.decode()
 RELEASE_XATTR = b"user.zarrfs.release"  # not listed
-_ANSWERS = 1024  # answers to remember after the work has ended
+_ANSWERS = 1024  # answers to remember
 _SIZE = 2048  # bytes of a value: fits file systems to which `cp -a` or `rsync -X` may copy it
 
 
@@ -54,7 +50,7 @@ def first_of(reasons: dict[str, str]) -> bytes:
 
 
 class Control:
-    """The control channel of one mount: `refresh(force)` does the work, `release()` ends its hold, if it has one."""
+    """The control channel of one mount: `refresh(force)` never raises, `release()` ends the hold, if there is one."""
 
     def __init__(
         self, nursery: trio.Nursery, refresh: Callable[[bool], Awaitable[dict[str, Any]]],
@@ -62,20 +58,13 @@ class Control:
     ) -> None:  # fmt: skip
         self._nursery, self._refresh, self.release = nursery, refresh, release
         self._answers: LRU[str, dict[str, Any]] = LRU(_ANSWERS)  # by name
-        self._running = set[str]()  # names of running requests; an LRU might evict one, and it would run again
 
     def answer(self, name: str) -> bytes:
         """Return the value of a control attribute as JSON: {"state": "running"}, {"error"}, or the result."""
-        if name not in self._answers and name not in self._running:
-            self._running.add(name)
+        if name not in self._answers:
+            self._answers.put(name, {"state": "running"})
             self._nursery.start_soon(self._run, name)
-        return json.dumps(self._answers.get(name, {"state": "running"})).encode()
+        return json.dumps(self._answers[name]).encode()
 
     async def _run(self, name: str) -> None:
-        try:
-            answer = await self._refresh(name.endswith(":force"))
-        except Exception as exc:  # a failed request must not end the mount
-            log.exception("a request of control failed")
-            answer = {"error": internal_error(exc)}
-        self._running.discard(name)
-        self._answers.put(name, answer)
+        self._answers.put(name, await self._refresh(name.endswith(":force")))
