@@ -40,9 +40,11 @@ def made(
     out, most = io.BytesIO(), MAX_INLINE if all_inline else inline
 
     async def write() -> None:
-        with LocalTree(str(base), silent) as local, BlobDirectory(str(blobs), algorithm) as put:
+        with contextlib.ExitStack() as stack:
+            local = stack.enter_context(LocalTree(str(base), silent))
+            put = None if blobs is None else stack.enter_context(BlobDirectory(str(blobs), algorithm))
             async with contextlib.aclosing(local.entries(paths)) as entries:
-                await write_archive(entries, local, out.write, None if blobs is None else put, most, **how)
+                await write_archive(entries, local, out.write, put, most, **how)
 
     trio.run(write)
     return out.getvalue()

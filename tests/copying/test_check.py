@@ -13,7 +13,6 @@ import trio
 from zarrfs.copying.check import READERS, check
 from zarrfs.copying.check_report import CheckReport
 from zarrfs.errors import AccessDenied, OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash
-from zarrfs.store.api import walk
 from zarrfs.store.index import IndexStore
 from zarrfs.store.indexfile import IndexWriter, Region
 from zarrfs.store.traversal import follow
@@ -267,17 +266,6 @@ def test_follow_resolves_links_inside_the_store(tmp_path: Path) -> None:
     assert trio.run(follow, store, "real/b") == "real/deep/file"
     assert trio.run(follow, store, "") == ""
     assert trio.run(follow, store, "out/x") is None
-
-
-def test_walk_yields_keys_in_order(tmp_path: Path) -> None:
-    store, _targets = store_of(
-        tmp_path, lambda writer: [writer.inline(key, b"") for key in ("b/2", "b/1/x", "a", "c")]
-    )
-
-    async def keys() -> list[str]:
-        return [key async for key, _info in walk(store)]
-
-    assert trio.run(keys) == ["a", "b", "b/1", "b/1/x", "b/2", "c"]
 
 
 # -- two passes

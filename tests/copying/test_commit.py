@@ -37,7 +37,6 @@ from zarrfs.cli import main
 from zarrfs.config.options import Options
 from zarrfs.copying.commit import NewSource, commit
 from zarrfs.copying.commit_tree import MergedTree
-from zarrfs.copying.commit_writers import DataFile, ReferenceOptions, references_of
 from zarrfs.errors import SourceError
 from zarrfs.store.api import Kind
 
@@ -172,26 +171,6 @@ def test_unchanged_values_keep_their_references(place: Path) -> None:
     assert allocated(place / "new.json.data") < 4 << 20
 
 
-def test_an_opaque_directory_hides_what_was_in_it(place: Path) -> None:
-    (place / "up/a/.wh..wh..opq").touch()
-    done("new.json")
-    names = CliRunner().invoke(main, ["ls", "-R", "new.json"]).output.split()
-    assert names == [".zgroup", "a", "a/x", "large", "sparse"]
-
-
-def test_each_key_is_written_once(place: Path) -> None:
-    async def keys() -> list[str]:
-        overlay, plan = opened(place / "refs.json", place / "up")
-        with DataFile("new.json", relative=False) as data:
-            tree = MergedTree(overlay, "refs.json", print)
-            found = references_of(tree, plan, data, ReferenceOptions(in_place=True))
-            listed = [reference.key async for reference in found]
-        await overlay.aclose()
-        return listed
-
-    assert sorted(trio.run(keys)) == [".zgroup", "a/x", "a/y", "large", "sparse"]
-
-
 def test_a_relative_set_and_its_data_file_can_be_moved(place: Path) -> None:
     (place / "sub").mkdir()
     done("sub/new.json", "--relative")
@@ -268,38 +247,6 @@ def test_a_sparse_file_stays_sparse(place: Path) -> None:
     (entry,) = [entry for entry in json.loads((place / "new.json").read_text()) if entry["path"] == "sparse"]
     assert entry["size"] == 64 << 20
     assert [region[:2] for region in entry["data"]] == [[32 << 20, 4096]]
-
-
-def test_an_empty_file_and_a_hole_have_a_size_alone(place: Path) -> None:
-    """RFC 37, "Empty Files"."""
-    (place / "up/large").unlink()
-    for name, size in ("empty", 0), ("sparse", 64 << 20):
-        with open(place / "up" / name, "wb") as file:
-            file.truncate(size)
-    done("new.json", "--format", "archive")
-    found = {entry["path"]: entry for entry in json.loads((place / "new.json").read_text())}
-    for name, size in ("empty", 0), ("sparse", 64 << 20):
-        assert found[name].keys() == {"path", "mode", "mtime", "size"}
-        assert found[name]["size"] == size
-
-
-def test_a_large_file_is_divided_into_blobs_as_flux_does(place: Path) -> None:
-    (place / "blobs").mkdir()
-    done("new.json", "--format", "archive", "--blobs", "blobs")
-    (entry,) = [entry for entry in json.loads((place / "new.json").read_text()) if entry["path"] == "large"]
-    assert entry["mode"] == (place / "up/large").stat().st_mode
-    assert [region[:2] for region in entry["data"]] == [[0, 1 << 20], [1 << 20, 2_000_000 - (1 << 20)]]
-    assert {region[2] for region in entry["data"]} <= set(os.listdir("blobs"))
-    assert not [name for name in os.listdir("blobs") if not name.startswith("sha1-")]
-
-
-def test_bytes_that_flux_cannot_read_as_text_are_base64(place: Path) -> None:
-    (place / "up/large").unlink()
-    (place / "up/sparse").unlink()
-    (place / "up/nul").write_bytes(b"a\0b")
-    done("new.json", "--format", "archive")
-    found = {entry["path"]: entry.get("encoding") for entry in json.loads((place / "new.json").read_text())}
-    assert found == {".zgroup": "utf-8", "a": None, "a/x": "utf-8", "a/y": "base64", "nul": "base64"}
 
 
 def test_entries_that_the_format_cannot_hold_are_an_error_or_left_out(place: Path) -> None:

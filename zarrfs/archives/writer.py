@@ -115,23 +115,34 @@ def archive_rule(entry: Entry) -> str | None:
 class BlobDirectory:
     """A writer of blobs to the directory `path`, one file each, which appears under its blobref when it is complete.
 
-    The first put() opens the directory, and removes what killed writers left there. Methods raise SourceError if the
-    directory cannot be written to.
+    The directory is made if needed, and removed after an exception if it is new and empty. Raise UsageError if it
+    cannot be made. The other methods raise SourceError if the directory cannot be written to; the first put() removes
+    what killed writers left there.
     """
 
     def __init__(self, path: str, algorithm: str = "sha1") -> None:
         self.path, self._algorithm = path, algorithm
         self._base = -1
         self._threads = ThreadPoolExecutor(_THREADS)
+        try:
+            os.mkdir(path)
+            self._made = True
+        except FileExistsError:
+            self._made = False
+        except OSError as exc:
+            raise UsageError(f"--blobs {path}: {reason_of(exc)}") from exc
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         """Close the directory. Blobs stay, because another archive may refer to them already."""
         self._threads.shutdown()
         if self._base >= 0:
             os.close(self._base)
+        if kind is not None and self._made:
+            with contextlib.suppress(OSError):
+                os.rmdir(self.path)
 
     def put(self, pieces: Sequence[Buffer]) -> list[str]:
         """Write each of `pieces` as a blob unless it exists; return their blobrefs."""

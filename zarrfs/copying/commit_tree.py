@@ -40,9 +40,7 @@ class MergedTree(Tree):
             yield ready
 
     async def _fetched(self, batch: list[Entry]) -> AsyncIterator[Entry]:
-        lower = self.overlay.lower
-        if lower is not None:
-            await lower.prefetch([node.key for node in batch if node.kind is Kind.FILE and not node.changed])
+        await self.overlay.prefetch([node.key for node in batch if node.kind is Kind.FILE])
         for node in batch:
             yield node
 

@@ -105,11 +105,10 @@ def _create(
 
     async def write() -> None:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(blob_directory(blobs))
+            put = stack.enter_context(BlobDirectory(blobs, algorithm)) if blobs is not None else None
             put_out = stack.enter_context(_opened(output, force))
             own = [os.path.realpath("/dev/stdout" if output == "-" else output)]
             own += [os.path.realpath(blobs)] if blobs is not None else []
-            put = stack.enter_context(BlobDirectory(blobs, algorithm)) if blobs is not None else None
             tree = stack.enter_context(LocalTree(base, warn, excludes, skip_unsupported, own))
             stack.enter_context(meter.displayed(tree, quiet))
             most = MAX_INLINE if all_inline else min(inline, MAX_INLINE)
@@ -159,22 +158,3 @@ def _opened(output: str, force: bool) -> Iterator[Callable[[bytes], object]]:
     form = archive_form(output)
     with placed(output, "archive", force) as raw, compressor(raw, form) as file:
         yield file.write
-
-
-@contextlib.contextmanager
-def blob_directory(blobs: str | None) -> Iterator[None]:
-    """Create the directory of blobs if needed. After an exception, remove it if it was created here and is empty."""
-    try:
-        if blobs is not None:
-            os.mkdir(blobs)
-    except FileExistsError:
-        blobs = None
-    except OSError as exc:
-        raise UsageError(f"--blobs {blobs}: {reason_of(exc)}") from exc
-    try:
-        yield
-    except BaseException:
-        if blobs is not None:
-            with contextlib.suppress(OSError):
-                os.rmdir(blobs)
-        raise
