@@ -331,6 +331,19 @@ def test_a_set_replaced_while_its_store_is_open_is_an_error(
     ask(f"{nginx.plain.url}/set" if far else at, read)
 
 
+def test_a_record_file_that_is_replaced_alone_is_an_error_when_it_is_read_again(tmp_path: Path) -> None:
+    root = make(tmp_path / "set")
+
+    async def read(store: ParquetStore) -> None:
+        assert bytes(await store.get("a/0")) == b"0"
+        write_record(root / "a/refs.0.parq", columns([b"new"] * 4, 4))
+        with pytest.raises(TargetChanged, match=r"refs\.0\.parq: has changed since it was first read"):
+            await store.get("a/1")
+        assert bytes(await store.get("a/9")) == b"9"
+
+    ask(root, read, memory_limit=4)  # so that no record file stays in memory
+
+
 # -- .zmetadata
 
 DOCUMENTS = {
