@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import stat
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,10 +14,6 @@ if TYPE_CHECKING:
 
 PATH_MAX = 4095  # bytes of a path or of a symlink's target; system calls take no more
 MAX_SIZE = 2**62  # bytes of one file; an archive may declare a size without holding that many bytes
-SPECIAL_FILES = {  # file types that no archive can hold
-    stat.S_IFIFO: "a fifo", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a character device",
-    stat.S_IFBLK: "a block device",
-}  # fmt: skip
 _BLOBREF = re.compile(r"sha1-[0-9a-f]{40}|sha256-[0-9a-f]{64}")
 _HASHES = {"sha1": hashlib.sha1, "sha256": hashlib.sha256}  # hashlib.new() would search by name each time
 

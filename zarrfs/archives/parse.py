@@ -14,7 +14,7 @@ from bisect import bisect_left
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from zarrfs.archives.blobrefs import MAX_SIZE, PATH_MAX, SPECIAL_FILES, canonical, sized
+from zarrfs.archives.blobrefs import MAX_SIZE, PATH_MAX, canonical, sized
 from zarrfs.archives.source_kinds import NO_BLOBS, check_sources
 from zarrfs.documents.compilation import Compilation
 from zarrfs.documents.json_document import JsonDocument
@@ -23,7 +23,10 @@ from zarrfs.store.api import KINDS, Kind, name_rule
 from zarrfs.store.indexfile import Region, int64
 
 _FIELDS = frozenset(("path", "mode", "mtime", "ctime", "size", "encoding", "data"))
-_NOT_ENTRIES = {0: "mode has no type bits", **SPECIAL_FILES}
+_NOT_ENTRIES = {  # file types that no archive can hold
+    0: "mode has no type bits", stat.S_IFIFO: "a fifo", stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device", stat.S_IFBLK: "a block device",
+}  # fmt: skip
 
 
 def detect(document: Any) -> bool:

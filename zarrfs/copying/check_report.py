@@ -94,8 +94,14 @@ class CheckReport:
         return not self.counts and not self.left_out
 
     def add(self, key: str, exc: BaseException, url: str | None = None) -> None:
-        """Count a bad entry, whose bytes should be at `url`."""
-        bad = bad_entry(key, exc, url)
+        """Count a bad entry, whose bytes should be at `url`, unless the exception names that place."""
+        kind = exc.kind if isinstance(exc, ReadError | Unsound) else "unreadable"
+        reason = str(exc) or type(exc).__name__
+        if isinstance(exc, ReadError):
+            url, reason = exc.where, exc.reason
+        elif isinstance(exc, NotFound):
+            kind, reason = "missing", exc.reason or "is listed, but not there"
+        bad = Bad(key, kind, url, reason)
         self.counts[bad.kind] += 1
         bisect.insort(self.bad, bad, key=lambda one: (one.key, one.kind, one.reason))
         del self.bad[self.keep :]
@@ -115,14 +121,3 @@ class CheckReport:
             "problems": [{"entry": entry, "rule": rule} for entry, rule in self.problems],
             **({"arrays": [array.as_json() for array in self.arrays]} if self.arrays else {}),
         }
-
-
-def bad_entry(key: str, exc: BaseException, url: str | None = None) -> Bad:
-    """Describe a bad entry; `url`: where its bytes should be, unless the exception names that."""
-    if isinstance(exc, ReadError):
-        return Bad(key, exc.kind, exc.where, exc.reason)
-    if isinstance(exc, Unsound):
-        return Bad(key, exc.kind, url, str(exc))
-    if isinstance(exc, NotFound):
-        return Bad(key, "missing", url, exc.reason or "is listed, but not there")
-    return Bad(key, "unreadable", url, str(exc) or type(exc).__name__)
