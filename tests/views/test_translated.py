@@ -236,6 +236,22 @@ def test_chunks_stay_readable_when_a_document_changes_in_nothing_but_attributes(
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
+def test_what_lies_in_the_place_of_a_chunk_is_an_error_and_not_an_absent_chunk(tmp_path: Path) -> None:
+    tree = {"a/.zarray": v2(), "a/0.0/x": b"", "b/.zarray": v2(dimension_separator="/"), "b/0": b"", "b/1/0": b"y"}
+
+    async def main() -> None:
+        view = TranslatedView(FileSystemStore(str(written(tmp_path, tree))), 3)
+        assert (await view.info("a/0.0")).unreadable
+        for key in ("a/0.0", "b/0/1"):
+            with pytest.raises(ReadError, match="in the place of"):
+                await view.get(key)
+        with pytest.raises(NotFound):
+            await view.get("b/1/1")
+        await view.aclose()
+
+    trio.run(main)
+
+
 def test_chunks_of_a_large_array_are_listed_lazily(tmp_path: Path) -> None:
     tree = {"a/__zmeta__": v0(shape=[10_000], chunks=[1]), "a/__zdata__/7.blosc": b""}
 
