@@ -191,6 +191,7 @@ def test_clashing_or_invalid_names_and_dimensions_are_renamed(tmp_path: Path) ->
     array("u2", (2, 2), None)
     array("u", (3,), ["sub"], "c8")  # a dimension with the name of a group
     array("u_real", (3,), ["x"])
+    array("string4", (2,), ["x2"], "S4")  # the name of the dimension of its characters
     root["x"].attrs.update({"NAME": "n", "a/b": 1, "_FillValue": "odd", "deep": {"a": [1]}, "none": None, "yes": True})
     root["x"].attrs["huge"] = 2**70
     sub = root.create_group("sub", attributes={"title": "below"})
@@ -208,6 +209,7 @@ def test_clashing_or_invalid_names_and_dimensions_are_renamed(tmp_path: Path) ->
         assert file["_-a b_"].dimensions == ("a_b",)
         assert file["u2"].dimensions == ("phony_dim_0", "phony_dim_1")
         assert file["_a b_"].dimensions == ("phony_dim_0",)
+        assert file["string4"].dimensions == ("x2", "string4_2")
         assert file["u_real_2"].zarr_name == "u"
         assert file["u_real_2"].dimensions == ("sub_2",)
         assert file["sub"].title == "below"
