@@ -51,11 +51,6 @@ def _seconds_until(retry_after: str) -> float:
     return 0.0 if until is None else min(max(0.0, until - time.time()), _RETRY_AFTER_MAX)
 
 
-def certificate_refused(why: str) -> str:
-    """Return the message for a server's certificate that is not accepted."""
-    return f"its certificate is refused: {why} ($SSL_CERT_FILE names a site's own authority)"
-
-
 def failure(exc: Exception, where: str, timeout: float) -> Exception:
     """Translate an exception of fsspec, or of a library that it uses, into a ReadError or Transient.
 
@@ -69,7 +64,8 @@ def failure(exc: Exception, where: str, timeout: float) -> Exception:
         return TargetMissing(where, "not found")
     certificate = _certificate(exc)
     if certificate:
-        return ReadError(where, certificate_refused(certificate))
+        hint = "($SSL_CERT_FILE names a site's own authority)"
+        return ReadError(where, f"its certificate is refused: {certificate} {hint}")
     kind = type(exc).__name__
     if kind == "SFTPNoSuchFile":  # of asyncssh
         return TargetMissing(where, "not found")
@@ -83,7 +79,7 @@ def failure(exc: Exception, where: str, timeout: float) -> Exception:
             return found
     if isinstance(exc, ValueError) or (isinstance(exc, OSError) and exc.errno in _LASTING):
         return ReadError(where, _reason(exc))
-    if isinstance(exc, OSError) or _package(exc) in _NETWORK:
+    if isinstance(exc, OSError) or type(exc).__module__.partition(".")[0] in _NETWORK:
         return Transient(_reason(exc), begun=kind in _CUT)
     return ReadError(where, f"{type(exc).__name__}: {_reason(exc)}")
 
@@ -96,11 +92,6 @@ def raise_from(found: Exception, exc: Exception) -> NoReturn:
 
 
 _NETWORK = ("aiohttp", "urllib3", "requests", "asyncssh", "paramiko")
-
-
-def _package(exc: BaseException) -> str:
-    """Return the package that defines the type of an exception."""
-    return type(exc).__module__.partition(".")[0]
 
 
 def _certificate(exc: BaseException) -> str:

@@ -265,19 +265,15 @@ class RequestQueue:
             first = near[0]
         # if all fit, many requests are faster than one
         most = _SMALL if server.in_flight + len(near) <= self._options.host_requests else PART
-        low = high = near.index(first)
-        start, stop = first.start, first.stop
-        while high + 1 < len(near):
-            after = near[high + 1]
-            if after.start - stop > GAP or max(stop, after.stop) - start > most:
-                break
-            high, stop = high + 1, max(stop, after.stop)
-        while low > 0:
-            before = near[low - 1]
-            if start - before.stop > GAP or stop - min(start, before.start) > most:
-                break
-            low, start, stop = low - 1, min(start, before.start), max(stop, before.stop)
-        return near[low : high + 1]
+        run, stop = list[_Want](), 0
+        for want in near:
+            if run and (want.start - stop > GAP or max(stop, want.stop) - run[0].start > most):
+                if first in run:
+                    break
+                run = []
+            run.append(want)
+            stop = want.stop if len(run) == 1 else max(stop, want.stop)
+        return run
 
     # -- requests
 
