@@ -74,7 +74,9 @@ class Connection:
 
     async def receive(self, most: int) -> bytes:
         """Wait for bytes and return them, up to `most`; b"" at the end."""
-        await self._step()
+        self._steps += 1
+        if self._steps >= _STEPS:
+            await self._let_others()
         if self.ahead:
             data, self.ahead = self.ahead[:most], self.ahead[most:]
             return data
@@ -90,10 +92,11 @@ class Connection:
         data[:got], self.ahead = self.ahead[:got], self.ahead[got:]
         with memoryview(data) as view:
             while got < size:
-                await self._step()
+                self._steps += 1
+                if self._steps >= _STEPS:
+                    await self._let_others()
                 try:
-                    with view[got:] as rest:
-                        count = self.sock.recv_into(rest)
+                    count = self.sock.recv_into(view[got:])
                 except _WAITS:
                     await self._wait(size - got)
                     continue
@@ -102,12 +105,10 @@ class Connection:
                 got += count
         return data
 
-    async def _step(self) -> None:
+    async def _let_others(self) -> None:
         """Yield to other tasks after many steps without a wait, so that a fast server does not hold them up."""
-        self._steps += 1
-        if self._steps >= _STEPS:
-            self._steps = 0
-            await trio.lowlevel.checkpoint()
+        self._steps = 0
+        await trio.lowlevel.checkpoint()
 
     async def _wait(self, wanted: int) -> None:
         """Wait until the kernel has gathered `wanted` bytes, at most _LOW, or the connection has ended."""
