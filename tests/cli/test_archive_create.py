@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 import zstandard
+from click.testing import CliRunner, Result
 
 from tests.conftest import PROGRAM, run, tmpfs
 from zarrfs.archives.blobrefs import MAX_SIZE, PATH_MAX
+from zarrfs.cli import main
 
 
 @pytest.fixture
@@ -35,17 +37,22 @@ def paths(text: str | bytes) -> list[str]:
     return [entry["path"] for entry in json.loads(text)]
 
 
+def create(*arguments: object, **more: Any) -> Result:
+    """Run the command in this process."""
+    return CliRunner().invoke(main, ["archive", "create", *map(str, arguments)], **more)
+
+
 def archived(*arguments: object, told: str = "", **more: Any) -> list[str]:
-    """Archive to standard output, and return the paths of the entries."""
-    done = run("archive", "create", *arguments, **more)
-    assert (done.returncode, done.stderr) == (0, told)
+    """Archive to standard output, and return the sorted paths of the entries."""
+    done = create(*arguments, **more)
+    assert (done.exit_code, done.stderr) == (0, told)
     return sorted(paths(done.stdout))
 
 
 def refused(*arguments: object, status: int = 1, **more: Any) -> str:
     """Run a command that must fail, and return its one line of error."""
-    done = run("archive", "create", *arguments, **more)
-    assert (done.returncode, done.stderr.count("\n")) == (status, 1), done
+    done = create(*arguments, **more)
+    assert (done.exit_code, done.stderr.count("\n")) == (status, 1), done
     return done.stderr.removeprefix("zarrfs: ").rstrip("\n")
 
 
