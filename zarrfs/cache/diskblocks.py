@@ -91,8 +91,6 @@ class DiskBlocks:
 
     async def piece(self, block: BlockOnDisk, at: int, length: int) -> Buffer | None:
         """Return bytes of a block; None if they are no longer in the page cache, so that it must be verified again."""
-        if length > _PASS:
-            return await self._in_thread(lambda: self._cache.piece(block, at, length))
         await self._pass_with(length)
         return self._cache.piece(block, at, length)
 
