@@ -294,6 +294,6 @@ def _plan(request: dict[str, Any]) -> NoReturn:
     try:
         sys.stdout.buffer.write(prepare.answer(json.dumps(request).encode()))
         sys.stdout.flush()
-    except prepare.End:
+    except SystemExit:
         os._exit(130)
     os._exit(0)

@@ -27,7 +27,6 @@ class Document:
     origin: str = ""  # as Plan.origin
     version: str = ""  # of a fetched document: the result of stamp()
     blobs: tuple[str, ...] = ()  # sources of an archive's blobs, unless -o blobs= names others
-    known: tuple[str, dict[str, str]] | None = None  # its index, from IndexCache.find(); `data` may then be empty
 
     @property
     def size(self) -> int:

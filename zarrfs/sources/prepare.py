@@ -85,10 +85,9 @@ def remembered(path: str, options: Options) -> Plan | None:
         opened.enter_context(contextlib.closing(document))
         if not stat.S_ISREG(status.st_mode) or options.type == "zarr" or not document.settled():
             return None
-        known = IndexCache().find(_key(document.stamp(), options))
-        if known is None:
-            return None
-        return compile_document(dataclasses.replace(document, known=known), options, time.monotonic())
+        cache = IndexCache()
+        known = cache.find(_key(document.stamp(), options))
+        return None if known is None else _plan(document, cache, known)
 
 
 def _plan_repository(path: str, options: Options) -> Plan:
@@ -160,15 +159,18 @@ def fetch_remote(url: str, options: Options, deadline: float, until_compiled: co
     shown = without_secrets(url)
     origin = "" if url.startswith("memory:") else shown
     base = parent(url)
-    if found.data is None:
-        return Document(shown, b"", base, found.mtime_ns, origin, found.stamp, known=known)
-    return Document(shown, found.data, base, found.mtime_ns, origin, found.stamp)
+    document = Document(shown, b"" if found.data is None else found.data, base, found.mtime_ns, origin, found.stamp)
+    return document if known is None else _plan(document, cache, known)
 
 
 def compile_document(document: Document, options: Options, deadline: float) -> Plan:
     """Plan a document, with its index from the cache directory or compiled now."""
     cache = IndexCache()
-    path, notes = document.known or _index(document, options, cache, deadline)
+    return _plan(document, cache, _index(document, options, cache, deadline))
+
+
+def _plan(document: Document, cache: IndexCache, index: Index) -> Plan:
+    path, notes = index
     return Plan(
         document.source, notes["kind"], index=path, temporary=cache.temporary, origin=document.origin,
         base=document.base, mtime_ns=document.mtime_ns,
