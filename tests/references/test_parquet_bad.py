@@ -475,9 +475,7 @@ def publish(root: Path) -> Path:
 EXPECTED = {"0": b"in", "1": b"234", "3": b"0123456789"}
 
 
-@pytest.mark.parametrize("lists", [True, False])
-@pytest.mark.parametrize("slash", ["", "/"])
-@pytest.mark.parametrize("kind", [None, "references"])
+@pytest.mark.parametrize(("lists", "slash", "kind"), [(True, "", None), (False, "/", None), (False, "", "references")])
 def test_a_set_is_read_over_http(lists: bool, slash: str, kind: str | None, nginx: Nginx) -> None:
     web = nginx.listing if lists else nginx.plain
     root = publish(web.root / "remote.parq")

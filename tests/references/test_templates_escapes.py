@@ -126,24 +126,16 @@ def in_url(text: str) -> dict[str, Any]:
     return {"version": 1, "templates": TEMPLATES, "refs": {"key": [text]}}
 
 
-def in_template(text: str) -> dict[str, Any]:
-    return {"version": 1, "templates": {**TEMPLATES, "x": text}, "refs": {"key": ["{{x}}"]}}
-
-
 def in_called_template(text: str) -> dict[str, Any]:
     return {"version": 1, "templates": {**TEMPLATES, "x": text}, "refs": {"key": ["{{x(c='a')}}"]}}
 
 
-def in_gen(name: str) -> Any:
-    def document(text: str) -> dict[str, Any]:
-        item = {"key": "{{i}}", "url": "u", "offset": "0", "length": "1", "dimensions": {"i": {"stop": 2}}}
-        return {"version": 1, "templates": TEMPLATES, "gen": [{**item, name: text}]}
-
-    return document
+def in_gen(text: str) -> dict[str, Any]:
+    item = {"key": text, "url": "u", "offset": "0", "length": "1", "dimensions": {"i": {"stop": 2}}}
+    return {"version": 1, "templates": TEMPLATES, "gen": [item]}
 
 
-PLACES = {"url": in_url, "template": in_template, "called": in_called_template,
-          **{name: in_gen(name) for name in ("key", "url", "offset", "length")}}  # fmt: skip
+PLACES = {"url": in_url, "called": in_called_template, "gen": in_gen}
 
 
 def rendered(text: str) -> str:
