@@ -161,5 +161,5 @@ def test_interrupted_compilation_leaves_nothing(tmp_path: Path) -> None:
         assert mount.poll() is None
     mount.send_signal(signal.SIGINT)
     assert mount.wait(60) == 130
-    assert list(index.iterdir()) == []
+    assert [one for one in index.iterdir() if one.suffix != ".lock"] == []  # its lock may just have been made
     assert not mount_lines(mnt)

@@ -242,7 +242,7 @@ def test_a_daemon_without_free_descriptors_survives_sigterm(tmp_path: Path) -> N
         pid = daemon_pid(tmp_path / "mnt")
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (8, 70))  # an open needs two descriptors: one may be free
         os.kill(pid, signal.SIGTERM)
-        until(lambda: log.exists() and "cannot unmount: too many open files" in log.read_text())
+        until(lambda: log.exists() and "cannot unmount: " in log.read_text())
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (70, 70))
     assert (tmp_path / "mnt/a/7").read_text() == "7"
     assert run("umount", tmp_path / "mnt").returncode == 0

@@ -84,7 +84,7 @@ def test_passed_names_hide_templates_within_one_call() -> None:
         "{{f('x')}}": "template f takes named values only, such as c='text'",
         "{{u.nope}}": "'str object' has no attribute 'nope'",
         "{{u(a='x')}}": "cannot be rendered: 'str' object is not callable",
-        "{{ 1 // 0 }}": "cannot be rendered: integer division or modulo by zero",
+        "{{ u * 'x' }}": "cannot be rendered: can't multiply sequence by non-int of type 'str'",
         "{{ u": "not a template: unexpected end of template, expected 'end of print statement'.",
         "{{ u | nope }}": "not a template: No filter named 'nope'.",
         "{{ u | attr('upper') }}": "not a template: No filter named 'attr'.",
