@@ -184,18 +184,6 @@ def test_a_target_that_changes_is_an_error(faulty: Faulty) -> None:
     using(two)
 
 
-def test_a_target_that_grows_is_an_error(faulty: Faulty) -> None:
-    url = faulty.put("/v", VALUE)
-
-    async def two(files: RemoteFiles) -> None:
-        assert bytes(await files.read(url, 0, 10, 0, 100)) == VALUE[:10]
-        faulty.put("/v", VALUE + b"x")
-        with pytest.raises(TargetChanged):
-            await files.read(url, 200, 10, 200, 300)
-
-    using(two)
-
-
 def test_a_value_of_a_store_that_changes_is_read_again(faulty: Faulty) -> None:
     async def main() -> None:
         store = FsspecStore(faulty.url, dataclasses.replace(OPTIONS, metadata_ttl=0.0))
@@ -233,13 +221,6 @@ def test_a_small_value_is_fetched_whole_and_once(faulty: Faulty) -> None:
 
     using(many)
     assert faulty.requests == [("GET", "/v", "bytes=100-5099")]
-
-
-def test_a_value_of_some_megabytes_is_one_request(faulty: Faulty) -> None:
-    value = bytes(PART)
-    url = faulty.put("/v", value)
-    assert read(url, 3_000_000, 3, PART) == bytes(3)
-    assert faulty.requests == [("GET", "/v", f"bytes=0-{PART - 1}")]
 
 
 def test_a_large_value_is_fetched_in_parts_ahead_of_its_reader(faulty: Faulty) -> None:
@@ -321,20 +302,6 @@ def test_a_cancelled_reader_does_not_fail_another(faulty: Faulty) -> None:
     assert faulty.gets() == 1
 
 
-def test_the_memory_of_the_cache_is_bounded(faulty: Faulty) -> None:
-    value = bytes(1 << 20)
-    url = faulty.put("/v", value)
-
-    async def check(files: RemoteFiles) -> None:
-        async with trio.open_nursery() as nursery:
-            for number in range(64):
-                low = number * 4096
-                nursery.start_soon(files.read, url, low, 4096, low, low + 4096)
-        assert files.blocks.cache.kept <= 40_000
-
-    using(check, Options(memory_limit=40_000))
-
-
 # -- protocols
 
 
@@ -348,21 +315,6 @@ def test_options_that_cannot_be_used_are_a_read_error() -> None:
 def test_header_options_are_sent(faulty: Faulty) -> None:
     url = faulty.put("/v", VALUE)
     assert read(url, options=Options(storage={"https": {"headers": {"Range": "bytes=0-1"}}})) == VALUE[10:110]
-
-
-def test_an_archive_may_have_any_name(faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name such as "http" is not confused with a client."""
-    monkeypatch.chdir(tmp_path)
-    url = faulty.put("/v", VALUE)
-
-    async def both(files: RemoteFiles) -> None:
-        for name in ("web", "http"):
-            with zipfile.ZipFile(tmp_path / name, "w") as file:
-                file.writestr("m", name)
-            assert await read_all(files, f"zip://m::{name}") == name.encode()
-            assert bytes(await files.read(url, 10, 100, 0, 1000)) == VALUE[10:110]
-
-    using(both)
 
 
 # -- values that are read in full
