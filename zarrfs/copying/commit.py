@@ -79,16 +79,15 @@ async def commit(
 
 
 async def _commit_set(tree: MergedTree, plan: Plan, new: NewSource) -> None:
-    from zarrfs.copying.commit_writers import DataFile, ReferenceOptions, references_of
+    from zarrfs.copying.commit_writers import DataFile, references_of
     from zarrfs.references.writer import JsonWriter
 
-    how = ReferenceOptions(new.inline, new.in_place)
     with contextlib.ExitStack() as stack:
         data = stack.enter_context(DataFile(new.path, new.relative))
         raw = stack.enter_context(placed(new.path, "references", new.replace))
         with compressor(raw, form_of_name(new.path) or "json") as file:
             writer = JsonWriter(file)
-            async for reference in references_of(tree, plan, data, how):
+            async for reference in references_of(tree, plan, data, new):
                 writer.add(reference)
             writer.commit()
         data.finish()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
 from zarrfs.archives.writer import Entry
 from zarrfs.config import urls
@@ -23,18 +23,12 @@ from zarrfs.store.writing import NewFile
 from zarrfs.system.buffers import write_all
 
 if TYPE_CHECKING:
+    from zarrfs.copying.commit import NewSource
     from zarrfs.documents.plan import Plan
 
 
-class ReferenceOptions(NamedTuple):
-    """The storage options for values of a new reference set whose bytes are not in the old source."""
-
-    inline: int = 1024  # bytes: values up to this size are stored in the set itself
-    in_place: bool = False  # larger values in the upper directory stay there
-
-
 async def references_of(
-    tree: MergedTree, plan: Plan, data: DataFile, how: ReferenceOptions
+    tree: MergedTree, plan: Plan, data: DataFile, new: NewSource
 ) -> AsyncIterator[Reference]:
     """Yield a reference for every file of `tree`, over the source of `plan`, with URLs as the new set needs them.
 
@@ -47,14 +41,14 @@ async def references_of(
         if empty is not None and not node.key.startswith(empty.key + "/"):
             await _warn_if_empty(tree, empty)
         empty = node if node.kind is Kind.DIRECTORY else None
-        if node.kind is Kind.FILE and (reference := await _reference(tree, node, plan, moved, data, how)):
+        if node.kind is Kind.FILE and (reference := await _reference(tree, node, plan, moved, data, new)):
             yield reference
     if empty is not None:
         await _warn_if_empty(tree, empty)
 
 
 async def _reference(
-    tree: MergedTree, node: Entry, plan: Plan, moved: Callable[[str], str], data: DataFile, how: ReferenceOptions
+    tree: MergedTree, node: Entry, plan: Plan, moved: Callable[[str], str], data: DataFile, new: NewSource
 ) -> Reference | None:
     unchanged = tree.overlay.lower if not node.changed else None
     if unchanged is not None and plan.kind == "references":
@@ -65,14 +59,14 @@ async def _reference(
             if "url" in where or "inline" in where:  # else a view makes the bytes, which no reference can name
                 return await kept_reference(unchanged, plan, node.key, where, moved)
     size = await tree.size(node)
-    if split_key(node.key)[1] in ZARR_METADATA or size <= how.inline:
+    if split_key(node.key)[1] in ZARR_METADATA or size <= new.inline:
         return Reference(node.key, bytes(await tree.read(node, 0, size)))
     if unchanged is not None and plan.kind == "zarr":
         with tree.reading(node):
             where = await unchanged.locate(node.key, shown=False)
             if "url" in where:
                 return reference_of(plan, node.key, where, size)
-    if unchanged is None and how.in_place:
+    if unchanged is None and new.in_place:
         path = os.path.join(tree.overlay.upper.path, node.key)
         if not is_utf8(path):
             raise tree.error(node, NOT_UTF8)
