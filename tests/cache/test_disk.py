@@ -241,6 +241,24 @@ def test_threads_share_one_cache(tmp_path: Path) -> None:
     assert wrong == []
 
 
+def test_a_lease_that_was_removed_loses_its_block_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """On NFS, an open file that is removed keeps a name (.nfs...), as one with another hard link does here."""
+    cache, slow = DiskCache(str(tmp_path), SIZE), DiskCache(str(tmp_path), SIZE)
+    assert slow.take(T, 0)
+    assert cache.take(T, 0) is False
+    [lease] = blocks(tmp_path)
+    os.link(lease, tmp_path / ".nfs")
+    cache.break_lease(T, 0)
+    write(slow, 0, 100_000)
+    assert not found(cache, 0, 100_000)
+    assert cache.take(T, 0)
+    write(slow, 200_000, 300_000)
+    assert found(cache, 200_000, 300_000)
+    write(cache, 0, 100_000)
+    assert found(slow, 0, 100_000)
+    assert warnings(caplog) == []
+
+
 # -- the directory
 
 

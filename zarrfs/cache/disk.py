@@ -231,13 +231,15 @@ class DiskCache:
         head = _pack(name, data, version, seen)
         if head is None or not self.keeps(len(data)):
             return
+        lease = self._leases.get(name)
         try:
-            self._directory.write(name, [head, data], self._leases.get(name))
+            self._directory.write(name, [head, data], lease)
             self._leases.pop(name, None)
         except IsADirectoryError:
             pass
         except OSError as exc:
-            self._failed(exc)
+            if lease is None or exc.errno not in (errno.ENOENT, errno.ESTALE):  # the lease was removed, on NFS
+                self._failed(exc)
 
     # -- disks that fail
 
