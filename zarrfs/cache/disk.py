@@ -49,13 +49,6 @@ class Stored(NamedTuple):
     block: Block = b""
 
 
-class _Head(NamedTuple):
-    version: TargetVersion
-    seen: float
-    length: int  # bytes of the data
-    check: int
-
-
 class _Damaged(Exception):
     """A file is not the one that was written."""
 
@@ -85,8 +78,7 @@ class DiskCache:
 
     def _says(self, name: str, now: bool) -> Stored:
         with self._opened(name, now) as (_, raw, size):
-            head = _unpack(name, raw, size)
-        return Stored(head.version, head.seen)
+            return _unpack(name, raw, size)[0]
 
     def record(self, target: str, version: TargetVersion, seen: float) -> None:
         """Record that the server of `target` reported this version at the time `seen` (seconds since 1970)."""
@@ -105,19 +97,19 @@ class DiskCache:
 
         def load() -> Stored | None:
             with self._opened(name, now) as (file, raw, size):
-                head = _unpack(name, raw, size)
-                kept, end = min(stop - start, head.length), min(stop, head.version.size)
-                if version not in (None, head.version) or start + kept < end:
+                found, check = _unpack(name, raw, size)
+                kept, end = min(stop - start, size), min(stop, found.version.size)
+                if version not in (None, found.version) or start + kept < end:
                     return None
-                if now and head.length > LARGE:
+                if now and size > LARGE:
                     raise BlockingIOError(errno.EAGAIN, "too large")
                 large = not whole and kept > LARGE and self._directory.local
                 data: Buffer = b""
                 if not large:
                     data = read_cached(file, _HEAD, kept) if now else read_all(file, kept, _HEAD)
-                if len(data) != (0 if large else kept) or _check(name, file, data, head.length, now) != head.check:
+                if len(data) != (0 if large else kept) or _check(name, file, data, size, now) != check:
                     raise _Damaged(name)
-            return Stored(head.version, head.seen, BlockOnDisk(name, raw, kept) if large else data)
+            return found._replace(block=BlockOnDisk(name, raw, kept) if large else data)
 
         found = self._try(load, now)
         if found is not None:
@@ -275,8 +267,8 @@ def _pack(name: str, data: Buffer, version: TargetVersion, seen: float) -> bytes
     return head + xxhash.xxh3_64_digest(head, _seed(name)) if len(head) == _HEAD - 8 else None
 
 
-def _unpack(name: str, raw: bytes, size: int) -> _Head:
-    """Return what the head of a file of `size` bytes of data says. Raise _Damaged."""
+def _unpack(name: str, raw: bytes, size: int) -> tuple[Stored, int]:
+    """Return what the head of a file of `size` bytes of data says, and their checksum. Raise _Damaged."""
     head = raw[:-8]
     if raw[-8:] != xxhash.xxh3_64_digest(head, _seed(name)) or not raw.startswith(_MAGIC):
         raise _Damaged(name)
@@ -284,7 +276,7 @@ def _unpack(name: str, raw: bytes, size: int) -> _Head:
     if length != size:
         raise _Damaged(name)
     tag = head[_FIELDS.size :].rstrip(b"\0").decode("utf-8", "surrogatepass")
-    return _Head(TargetVersion(tag, whole), seen, length, check)
+    return Stored(TargetVersion(tag, whole), seen), check
 
 
 def _check(name: str, file: int, data: Buffer, length: int, now: bool) -> int:
