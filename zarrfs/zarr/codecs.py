@@ -12,14 +12,13 @@ import dataclasses
 import functools
 import importlib.util
 import itertools
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import google_crc32c
 import numpy as np
 
-from zarrfs.zarr import blosc, compressors, external, filters
+from zarrfs.zarr import compressors, external, filters
 from zarrfs.zarr.errors import CodecError, library_error
 from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.jsontext import JSON
@@ -183,7 +182,7 @@ def _compressor(decompress: Callable[[Any, int], Buffer]) -> CodecFactory:
 def _blosc(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
     if configuration.get("cname") == "snappy":
         raise CodecError("blosc", "snappy, which the package blosc does not have")
-    return _compressor(blosc.decompress)(configuration, decoded, context)
+    return _compressor(compressors.blosc)(configuration, decoded, context)
 
 
 def _lzma(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
@@ -191,33 +190,26 @@ def _lzma(configuration: Mapping[str, JSON], decoded: Representation, context: P
     return decompress(configuration, decoded, context)
 
 
-def _checksum(name: str, location: str, compute: Callable[[Any], int]) -> CodecFactory:
-    """Return the factory of a codec with a checksum of four bytes before ("start") or after ("end") the data.
+def _crc32c(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
+    """Make the codec with a checksum of four bytes at the "end" of the data, or at its "start"."""
+    decoded.require_bytes(context.untyped)
+    at_start = configuration.get("location") == "start"
 
-    `location` is the default where the configuration has none.
-    """
+    def decode(data: Any) -> Array:
+        whole = np.frombuffer(data, np.uint8)
+        if whole.size < 4:
+            raise CodecError("crc32c", "shorter than its checksum")
+        body, stored = (whole[4:], whole[:4]) if at_start else (whole[:-4], whole[-4:])
+        body.flags.writeable = False  # as google_crc32c requires
+        if google_crc32c.value(body) != int.from_bytes(stored.tobytes(), "little"):
+            raise CodecError("crc32c", "the checksum does not match")
+        return body
 
-    def build(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
-        decoded.require_bytes(context.untyped)
-        at_start = configuration.get("location", location) == "start"
-
-        def decode(data: Any) -> Array:
-            whole = np.frombuffer(data, np.uint8)
-            if whole.size < 4:
-                raise CodecError(name, "shorter than its checksum")
-            body, stored = (whole[4:], whole[:4]) if at_start else (whole[:-4], whole[-4:])
-            body.flags.writeable = False  # as google_crc32c requires
-            if compute(body) & 0xFFFFFFFF != int.from_bytes(stored.tobytes(), "little"):
-                raise CodecError(name, "the checksum does not match")
-            return body
-
-        return decode, decoded.longer(4)
-
-    return build
+    return decode, decoded.longer(4)
 
 
-def _hdf5_checksum(name: str) -> CodecFactory:
-    """Return the factory of a codec with a checksum of HDF5 after the data, which numcodecs verifies."""
+def _checksum(name: str) -> CodecFactory:
+    """Return the factory of a codec with a checksum of four bytes, which numcodecs verifies."""
 
     def build(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
         import numcodecs
@@ -276,7 +268,7 @@ _V3: dict[str, CodecFactory] = {
     "blosc": _blosc,
     "gzip": _compressor(compressors.gzip),
     "zstd": _compressor(compressors.zstd),
-    "crc32c": _checksum("crc32c", "end", google_crc32c.value),
+    "crc32c": _crc32c,
     "vlen-utf8": filters.variable("vlen-utf8"),
     "vlen-bytes": filters.variable("vlen-bytes"),
 }
@@ -288,10 +280,7 @@ _NUMCODECS: dict[str, CodecFactory] = {
     "lz4": _compressor(compressors.lz4),
     "base64": _base64,
     "shuffle": filters.shuffle,
-    "crc32": _checksum("crc32", "start", zlib.crc32),
-    "adler32": _checksum("adler32", "start", zlib.adler32),
-    "fletcher32": _hdf5_checksum("fletcher32"),
-    "jenkins_lookup3": _hdf5_checksum("jenkins_lookup3"),
+    **{name: _checksum(name) for name in ("crc32", "adler32", "fletcher32", "jenkins_lookup3")},
     "delta": filters.converting("delta"),
     "fixedscaleoffset": filters.converting("fixedscaleoffset"),
     "quantize": filters.converting("quantize"),

@@ -26,11 +26,9 @@ _ENCODINGS = "utf-8", "ascii", "latin-1"  # of JSON; others that Python has may 
 
 def transpose(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
     """Make the codec that permutes axes; decoding copies nothing."""
-    order = configuration.get("order")
+    order: Any = configuration["order"]
     axes = range(len(decoded.shape))
-    if order in ("C", "F"):  # as in drafts of v3
-        order = list(axes if order == "C" else reversed(axes))
-    if decoded.dtype is None or not isinstance(order, list | tuple) or sorted(order) != list(axes):
+    if decoded.dtype is None or sorted(order) != list(axes):
         raise CodecError("transpose", f"order {order} is not one of {len(axes)} axes")
     stored = decoded._replace(shape=tuple(decoded.shape[axis] for axis in order))
     inverse = tuple(order.index(axis) for axis in axes)

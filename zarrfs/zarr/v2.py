@@ -130,10 +130,10 @@ def _codecs(array: ArrayMetadata) -> tuple[str, list[JSON], JSON]:
     """Return (order, filters, compressor). Raise MetadataError if v2 does not have them."""
     order, filters, rest = "C", list[JSON](), list(array.codecs)
     if rest and rest[0].name == "transpose":
-        axes = rest.pop(0).configuration.get("order")
-        if axes in ("F", [*range(array.ndim)][::-1]):
+        axes = rest.pop(0).configuration["order"]
+        if axes == [*range(array.ndim)][::-1]:
             order = "F"
-        elif axes not in ("C", [*range(array.ndim)]):
+        elif axes != [*range(array.ndim)]:
             raise MetadataError(f"codec transpose of {axes}, where Zarr v2 has the orders C and F")
     makes_bytes = False
     for spec in rest:
