@@ -1,7 +1,7 @@
 """The child process of mounted(). It mounts in the foreground, until it is unmounted or its owner dies.
 
 Options come through standard input, so that other users do not see them in the list of processes. Standard output
-gets one reply: a newline when the mount is ready, or an error as JSON.
+gets one reply: a newline when the mount is ready, or a pickled error.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import contextlib
 import dataclasses
 import json
 import os
+import pickle
 import signal
 import sys
 from typing import Any
 
 from zarrfs.config.effective import settings
-from zarrfs.errors import SourceError, UsageError, ZarrfsError, internal_error
+from zarrfs.errors import MountError, SourceError, UsageError, ZarrfsError, internal_error
 from zarrfs.system.processes import end_with_parent, is_running
 
 
@@ -28,10 +29,10 @@ def main() -> None:
     os.dup2(2, 1)
     try:
         _mount(request, owner, answers)
-    except ZarrfsError as exc:
-        _answer(answers, _described(exc))
+    except (UsageError, SourceError, MountError) as exc:
+        _answer(answers, exc)
     except Exception as exc:
-        _answer(answers, {"mount": internal_error(exc)})
+        _answer(answers, MountError(str(exc) if isinstance(exc, ZarrfsError) else internal_error(exc)))
     finally:
         if request["private"] and not is_running(owner):
             with contextlib.suppress(OSError):
@@ -56,18 +57,10 @@ def _mount(request: dict[str, Any], owner: int, answers: int) -> None:
     session.mount(found.sources[0], request["mountpoint"], parsed, lambda text: print(text, file=sys.stderr), ready)
 
 
-def _answer(descriptor: int, error: dict[str, str | None]) -> None:
+def _answer(descriptor: int, error: ZarrfsError) -> None:
     """Write an error. Do nothing if the mount was ready, because the descriptor is closed then."""
     with contextlib.suppress(OSError):
-        os.write(descriptor, json.dumps(error).encode())
-
-
-def _described(exc: ZarrfsError) -> dict[str, str | None]:
-    if isinstance(exc, UsageError):
-        return {"usage": str(exc)}
-    if isinstance(exc, SourceError):
-        return {"source": exc.source, "rule": exc.rule, "entry": exc.entry}
-    return {"mount": str(exc)}
+        os.write(descriptor, pickle.dumps(error))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from zarrfs.config.keywords import as_items
-from zarrfs.errors import MountError, SourceError, UsageError
+from zarrfs.errors import MountError
 from zarrfs.system import mounts
 from zarrfs.system.processes import python
 
@@ -103,13 +104,9 @@ def _start(request: dict[str, Any]) -> subprocess.Popen[bytes]:
         raise
     if reply == READY:
         return child
-    error = json.loads(reply) if reply else {}
-    if "usage" in error:
-        raise UsageError(error["usage"])
-    if "source" in error:
-        raise SourceError(error["source"], error["rule"], error["entry"])
-    place = request["mountpoint"]
-    raise MountError(error.get("mount") or f"{place}: the mount ended with status {child.wait()} before it was ready")
+    if reply:
+        raise pickle.loads(reply)
+    raise MountError(f"{request['mountpoint']}: the mount ended with status {child.wait()} before it was ready")
 
 
 def _pass_on(stream: IO[bytes], child: subprocess.Popen[bytes]) -> None:

@@ -62,19 +62,8 @@ class DataType:
         """The byte order; None for single bytes, items of no fixed size, and fields of several byte orders."""
         if self.name:
             return "little" if self.itemsize > 1 else None
-        orders = _orders(self.numpy)
-        return None if len(orders) != 1 else "big" if orders == {">"} else "little"
-
-    @property
-    def mixed(self) -> bool:
-        """Whether fields have different byte orders."""
-        return len(_orders(self.numpy)) > 1
-
-
-def _orders(dtype: Dtype) -> set[str]:
-    if dtype.names is None:
-        return {dtype.str[0]} - {"|"}
-    return set().union(*(_orders(inner.base) for _name, inner in fields_of(dtype)))
+        little, big = self.numpy == self.numpy.newbyteorder("<"), self.numpy == self.numpy.newbyteorder(">")
+        return None if little == big else "little" if little else "big"
 
 
 def fields_of(dtype: Dtype) -> list[tuple[str, Dtype]]:

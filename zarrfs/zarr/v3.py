@@ -128,7 +128,7 @@ def encoding(keys: KeyTemplate) -> JSON:
 
 def _data_type(array: ArrayMetadata) -> JSON:
     dtype = array.dtype
-    if dtype.numpy.names and (dtype.mixed or dtype.endian == "big"):
+    if dtype.numpy.names and dtype.numpy != dtype.numpy.newbyteorder("<"):
         raise MetadataError("fields of a structured data type are little-endian in Zarr v3")
     return dtypes.as_v3(dtype)
 
