@@ -21,35 +21,22 @@ _FILES = {1: ("memory.limit_in_bytes",), 2: ("memory.max", "memory.high")}
 
 def memory_limit(options: Options) -> int:
     """Return the bound in bytes on cached, prefetched and in-flight data."""
-    return _default() if options.memory_limit is None else options.memory_limit
+    return suggested() if options.memory_limit is None else options.memory_limit
+
+
+def suggested(machine: int = 0, root: str = "/") -> int:
+    """Return the default of memory_limit=: quarter(), but at least 64 MiB and at most 1 GiB."""
+    return max(_LEAST, min(_MOST, quarter(machine, root)))
 
 
 @functools.cache
-def _default() -> int:
-    return suggested(_machine())
+def quarter(machine: int = 0, root: str = "/") -> int:
+    """Return a quarter of the memory of the machine or of the cgroup's limit, whichever is lower, in bytes.
 
-
-@functools.cache
-def quarter() -> int:
-    """Return a quarter of the machine's memory or of the cgroup's limit, whichever is lower, in bytes."""
-    return _quarter(_machine(), "/")
-
-
-def _machine() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def suggested(machine: int, root: str = "/") -> int:
-    """Return a quarter of `machine` bytes or of the cgroup's limit, whichever is lower, between 64 MiB and 1 GiB.
-
-    /proc and /sys are expected below `root`. Sources: cgroups(7); "memory" of cgroup versions 1 and 2 in the kernel's
-    documentation.
+    `machine` is the memory of another machine, whose /proc and /sys are below `root`. Sources: cgroups(7); "memory" of
+    cgroup versions 1 and 2 in the kernel's documentation.
     """
-    return max(_LEAST, min(_MOST, _quarter(machine, root)))
-
-
-def _quarter(machine: int, root: str) -> int:
-    limits = [machine]
+    limits = [machine or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for version, directory in cgroups.directories("memory", root):
         for name in _FILES[version]:  # without a limit: "max", or in version 1 a huge number
             with contextlib.suppress(OSError, ValueError), open(os.path.join(directory, name)) as file:
