@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import logging
 import os
 import re
@@ -154,24 +153,14 @@ def _check_upper(upper: str, plan: Plan, mountpoint: str) -> None:
 
 def _check_log_file(path: str, mountpoint: str) -> None:
     """Raise UsageError for a log file that the daemon cannot use."""
-    try:
-        _try_file(path)
-    except OSError as exc:
-        raise UsageError(f"option log_file={path}: {reason_of(exc)}") from None
     if any(mounts.beneath(os.path.realpath(place), mountpoint) for place in (os.path.dirname(path), path)):
         raise UsageError(f"option log_file={path}: lies beneath the mount point, which would hide it")
-
-
-def _try_file(path: str) -> None:
-    """Raise OSError if a file cannot be written to. Do not create it, because the mount may still fail."""
+    # O_NONBLOCK, so that a FIFO without a reader is an error and does not block
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        # O_NONBLOCK, so that a FIFO without a reader is an error and does not block
-        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK))
-    except FileNotFoundError:
-        directory = os.path.dirname(os.path.realpath(path) if os.path.islink(path) else path) or "."
-        os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-        if not os.access(directory, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from None
+        os.close(os.open(path, flags, 0o666))
+    except OSError as exc:
+        raise UsageError(f"option log_file={path}: {reason_of(exc)}") from None
 
 
 def mount_background(
