@@ -172,7 +172,7 @@ def test_a_writable_directory_is_listed_in_linear_time(tmp_path: Path, monkeypat
         while len(sent) > before:
             before, room = len(sent), 20
             await mount.readdir(handle, offset, cast(pyfuse3.ReaddirToken, None))
-            directory = mount._listings[handle]
+            directory = mount._directories[handle]
             if directory.entries is not known:
                 directory.entries = known = Touched(directory.entries or ())
         await mount.aclose()

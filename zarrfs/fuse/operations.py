@@ -65,6 +65,7 @@ log = logging.getLogger(__name__)
 NEGATIVE = 1.0  # seconds that the kernel may cache that a name does not exist; a refresh waits as long
 _DAY = 86_400.0
 _BLOCK = 512  # the unit of st_blocks
+_NAMED = frozenset(("lookup", "create", "mkdir", "mknod", "symlink", "unlink", "rmdir", "rename"))
 _SETTLED_NS = 2 * 10**9  # ns; some file systems record times in whole seconds
 
 
@@ -153,7 +154,7 @@ class Operations(pyfuse3.Operations):
         self._page_versions: dict[int, Hashable] = {}  # by inode: Value.version of the pages the kernel may have
         self._files: dict[int, OpenFile] = {}
         self._opened: dict[int, set[FileHandleT]] = {}  # open files by inode
-        self._directories: dict[int, DirectoryHandle] = {}
+        self._directories: dict[int, Any] = {}  # DirectoryHandle, or the handle of a writable mount
         self._next_handle = 1
         self._filled: tuple[object, ...] = ()  # contents of readdir's entry, except inode and size
         self.control: Control | None = None
@@ -178,13 +179,12 @@ class Operations(pyfuse3.Operations):
 
     def describe(self, operation: str, number: Any, name: Any = b"") -> str:
         """Return the key that a request refers to, for the log; `number` is its inode or handle."""
-        if operation == "lookup":
-            return join_key(self.inodes.key(number), os.fsdecode(name))
-        if operation in ("read", "release"):
+        if operation in ("read", "release", "write", "fsync"):
             return self._files[number].key
-        if operation in ("readdir", "releasedir"):
-            return self._directories[number].key
-        return self.inodes.key(number)
+        if operation in ("readdir", "releasedir", "fsyncdir"):
+            return str(self._directories[number].key)
+        key = self.inodes.key(number)
+        return join_key(key, os.fsdecode(name)) if operation in _NAMED else key
 
     @property
     def open_handles(self) -> int:

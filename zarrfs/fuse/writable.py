@@ -19,22 +19,16 @@ from pyfuse3 import EntryAttributes, FileInfo, FileNameT, FlagT, InodeT, ModeT, 
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, Refused
 from zarrfs.fuse.operations import handler
 from zarrfs.fuse.writable_files import FileOperations, changing
-from zarrfs.store.api import SET_IDS, join_key, split_key
+from zarrfs.store.api import SET_IDS, split_key
 from zarrfs.store.overlay import Now, OverlayEntry
 from zarrfs.store.upper import OPAQUE, hidden_name, remove_unfinished
 from zarrfs.system.renaming import EXCHANGE, rename
 
 _NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_NAMED = frozenset(("create", "mkdir", "mknod", "symlink", "unlink", "rmdir", "rename"))
 
 
 class WritableOperations(FileOperations):
     """All handlers of a writable mount. New files belong to their creator; the kernel checks permissions."""
-
-    def describe(self, operation: str, number: object, name: object = b"") -> str:
-        """Return the key that a request refers to, for the log."""
-        key = super().describe(operation, number, name)
-        return join_key(key, os.fsdecode(name)) if operation in _NAMED and isinstance(name, bytes) else key
 
     # -- creating
 

@@ -99,6 +99,7 @@ class WritableDirectoryHandle:
     """An open directory, with the entries that it had when it was last read from offset 0, by _offset()."""
 
     inode: int
+    key: str  # when it was opened, for the log
     entries: list[MergedEntry] | None = None
     changes: int = -1  # FileOperations.changes at that time
 
@@ -132,20 +133,6 @@ class FileOperations(Operations):
         self.under_way = 0  # changes in progress
         self._gone: dict[int, int | Info] = {}  # nameless inodes: an O_PATH descriptor, or the lower store's Info
         self._copied: set[int] = set()  # copied-up inodes whose new parent directories were not synced yet
-        self._listings: dict[int, WritableDirectoryHandle] = {}
-
-    def describe(self, operation: str, number: Any, name: Any = b"") -> str:
-        """Return the key that a request refers to, for the log."""
-        if operation in ("write", "fsync"):
-            return self._files[number].key
-        if operation in ("readdir", "releasedir", "fsyncdir"):
-            return self.inodes.key(self._listings[number].inode)
-        return super().describe(operation, number, name)
-
-    @property
-    def open_handles(self) -> int:
-        """The number of open files and directories."""
-        return len(self._files) + len(self._listings)
 
     # -- attributes
 
@@ -360,12 +347,12 @@ class FileOperations(Operations):
     @handler
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
         """Open a directory."""
-        return self._handle(self._listings, WritableDirectoryHandle(inode))
+        return self._handle(self._directories, WritableDirectoryHandle(inode, self._name(inode)))
 
     @handler
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
         """Send entries after offset `start_id`, in the order of their offsets."""
-        directory = self._listings[fh]
+        directory: WritableDirectoryHandle = self._directories[fh]
         if start_id == 0 or directory.entries is None:
             directory.changes = self.changes
             directory.entries = sorted(await self._list(directory.inode), key=_offset)
@@ -405,13 +392,13 @@ class FileOperations(Operations):
     @handler
     async def releasedir(self, fh: FileHandleT) -> None:
         """Close a directory."""
-        del self._listings[fh]
+        del self._directories[fh]
 
     @handler
     @answering
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
         """Sync the names in a directory."""
-        inode = self._listings[fh].inode
+        inode = self._directories[fh].inode
         if inode not in self._gone:
             await trio.to_thread.run_sync(self._sync_directories, self.inodes.key(inode))
 
@@ -462,11 +449,11 @@ class FileOperations(Operations):
             version, changed = file_version(status), max(status.st_mtime_ns, status.st_ctime_ns)
             keep = self._page_versions.get(inode, version) == version
             self._page_versions[inode] = version if is_settled(changed) else None
-        try:
-            key = self.inodes.key(inode)
-        except NotFound:
-            key = ""
-        return FileInfo(fh=self._add_file(OpenFile(key, inode, descriptor, upper=True)), keep_cache=keep)
+        return FileInfo(fh=self._add_file(OpenFile(self._name(inode), inode, descriptor, upper=True)), keep_cache=keep)
+
+    def _name(self, inode: int) -> str:
+        """Return the key of an inode, for the log; "" if it has lost its name."""
+        return "" if self.inodes.is_nameless(inode) else self.inodes.key(inode)
 
     def _sync_directories(self, key: str) -> None:
         """Sync a directory. In a merged tree also sync its parents, which a copy-up may have created."""
