@@ -88,6 +88,19 @@ def test_an_outage_is_a_delay(caplog: pytest.LogCaptureFixture) -> None:
     assert not ranges.outages()
 
 
+def test_an_attempt_without_an_answer_ends_soon_during_an_outage() -> None:
+    """The server refuses connections, then accepts them and is silent, and is back after 20 s."""
+
+    async def answer(path: str) -> None:
+        if trio.current_time() < 1:
+            raise failing(REFUSED)
+        if trio.current_time() < 20:
+            await trio.sleep_forever()
+
+    server, ranges = Server(answer), RequestQueue(OPTIONS)
+    assert run(lambda: read(ranges, server)) < 32
+
+
 def test_a_broken_connection_is_not_taken_for_an_outage(caplog: pytest.LogCaptureFixture) -> None:
     server, ranges = Server(out_until(0.3)), RequestQueue(OPTIONS)
     assert run(lambda: read(ranges, server)) < 1
