@@ -203,6 +203,7 @@ def _open_index(plan: Plan, path: str, options: Options) -> Store:
 
         targets = Targets(options, plan.base, plan.origin)
     store = IndexStore(path, targets, plan.mtime_ns)
+    store.has_links = plan.kind == "archive"  # no other document has symbolic links
     discard(plan)
     return store
 
