@@ -63,12 +63,11 @@ def may_be_hidden(name: str) -> bool:
 class Names:
     """A cache of listings and of answers about single names of one store; see the docstring of the module.
 
-    `ttl`: seconds for which an answer is valid; `absent`: the same for absent names. `may_omit`: listings may lack the
-    names of may_be_hidden().
+    `ttl`: seconds for which an answer is valid. `may_omit`: listings may lack the names of may_be_hidden().
     """
 
-    def __init__(self, ttl: float, absent: float, may_omit: bool) -> None:
-        self.ttl, self.absent, self._may_omit = ttl, absent, may_omit
+    def __init__(self, ttl: float, may_omit: bool) -> None:
+        self.ttl, self._may_omit = ttl, may_omit
         self._listings: dict[str, Listing] = {}  # by directory, the oldest first
         self._singles: dict[str, dict[str, Known]] = {}  # by directory and name
         self._listed = self._single = 0  # names in them
@@ -96,10 +95,8 @@ class Names:
         single, listing = self._valid(self._singles.get(parent, {}).get(name), now), self._listings.get(parent)
         if listing is not None and listing.asked + self.ttl > now:
             known = _younger(name, listing, single)
-            if known.entry is not None or known is single:
+            if known.entry is not None or known is single or not (self._may_omit and may_be_hidden(name)):
                 return known
-            if not (self._may_omit and may_be_hidden(name)):
-                return known if known.seen + self.absent > now else None
         own = self._listings.get(key)
         if own is not None and own.asked + self.ttl > now and (single is None or single.seen < own.asked):
             return Known(Entry(name, True), None, own.asked)
@@ -114,17 +111,12 @@ class Names:
         now = trio.current_time()
         for at in range(bisect.bisect_right(order, after), len(order)):
             name = order[at]
-            if (single := singles.get(name)) is None:
-                known = Known(listing.entries[name], listing.identities.get(name), listing.asked)
-            else:
-                known = _younger(name, listing, self._valid(single, now))
+            known = _younger(name, listing, self._valid(singles.get(name), now))
             if known.entry is not None:
                 yield name, known
 
     def _valid(self, single: Known | None, now: float) -> Known | None:
-        if single is None or single.seen + (self.absent if single.entry is None else self.ttl) <= now:
-            return None
-        return single
+        return None if single is None or single.seen + self.ttl <= now else single
 
     def last(self, key: str) -> Known | None:
         """Return the last known entry of a key, valid or not."""

@@ -69,7 +69,7 @@ class FsspecStore(Store):
         self._found: tuple[System, str] | None = None
         self._web = urls.protocols(url)[:1] in (["http"], ["https"])
         self._marks = not self._web  # whether listings are known to tell directories from values
-        self.names = Names(*self._ttls(options), self._web)
+        self.names = Names(FOREVER if self.immutable else options.metadata_ttl, self._web)
         self._asking: SingleFlight[str] = SingleFlight()
         self._listing: SingleFlight[str] = SingleFlight()
         self._paging: SingleFlight[str] = SingleFlight()
@@ -373,15 +373,6 @@ class FsspecStore(Store):
         else:
             last = without_user(last)
         return "::".join([*before, last])
-
-    def _ttls(self, options: Options) -> tuple[float, float]:
-        """Return the seconds for which names are valid, and those for which absent names are.
-
-        The latter is the time for which the kernel caches absent names, if an option sets it.
-        """
-        if self.immutable:
-            return FOREVER, FOREVER
-        return options.metadata_ttl, options.metadata_ttl if options.attr_timeout is None else options.attr_timeout
 
     async def _entry(self, key: str) -> Entry:
         entry = (await self._known(key)).entry
