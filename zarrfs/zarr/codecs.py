@@ -262,7 +262,6 @@ def _external(name: str) -> CodecFactory:
 
 _V3: dict[str, CodecFactory] = {
     "bytes": _bytes,
-    "endian": _bytes,  # its name before the specification was accepted
     "transpose": filters.transpose,
     SHARDING: lambda configuration, decoded, context: _sharding(configuration, decoded, context),
     "blosc": _blosc,
