@@ -67,7 +67,6 @@ class Absences(NamedTuple):
 
     absent: int
     record_files: int
-    first: str = ""  # the first absent record file
 
 
 class Chunk(NamedTuple):
@@ -151,7 +150,6 @@ class ParquetStore(Store):
         """
         found = await self.opened()
         absent = total = 0
-        first = ""
         for array, grid in found.grids.items():
             if grid is None or (prefix not in ("", array) and not array.startswith(f"{prefix}/")):
                 continue
@@ -161,12 +159,8 @@ class ParquetStore(Store):
                 if not ask or total + count > _COUNTED:
                     return None
                 numbers = [number async for number, *_ in self._records_of(array, grid)]
-            there = bisect.bisect_left(numbers, count)
-            if there < count and not first:
-                lost = next((at for at, number in enumerate(numbers[:there]) if at != number), there)
-                first = shown(_record_key(array, lost))
-            absent, total = absent + count - there, total + count
-        return Absences(absent, total, first)
+            absent, total = absent + count - bisect.bisect_left(numbers, count), total + count
+        return Absences(absent, total)
 
     # -- the Store protocol
 
