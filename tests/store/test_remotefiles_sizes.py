@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.servers import S3, Faulty, Nginx
-from tests.store.test_remotefiles import OPTIONS, PART, using
+from tests.store.test_remotefiles import OPTIONS, using
 from zarrfs.config.options import parse
 from zarrfs.errors import OutOfRange, TargetChanged, TargetMissing
 from zarrfs.net.http import HttpSystem
+from zarrfs.net.request_queue import PART
 from zarrfs.net.responses import Fetched
 from zarrfs.store.remotefiles import RemoteFiles
 
