@@ -246,6 +246,21 @@ def test_consolidated_metadata_of_both_versions_is_merged(faulty: Faulty) -> Non
     with_store(url, check)
 
 
+def test_consolidated_metadata_of_v3_says_nothing_about_the_documents_of_v2_beside_it(faulty: Faulty) -> None:
+    """Migration to v3 leaves the documents of v2 where they are."""
+    named = {"metadata": {"a": json.loads(three([1]))}, "kind": "inline", "must_understand": False}
+    root = json.dumps({"zarr_format": 3, "node_type": "group", "consolidated_metadata": named}).encode()
+    tree = of_two("a") | {"zarr.json": root, "a/zarr.json": three([1]), "a/.zattrs": b"{}"}
+    del tree[".zmetadata"]
+
+    async def check(store: Store, plan: Any) -> None:
+        for key, value in tree.items():
+            assert bytes(await store.get(key)) == value
+        assert {*names(await listed(store, "a"))} >= {".zarray", ".zattrs", "zarr.json", "0"}
+
+    with_store(put_exact(faulty, "migrated", tree), check)
+
+
 def test_consolidated_metadata_is_read_again_after_metadata_ttl(faulty: Faulty) -> None:
     url = put_exact(faulty, "growing", of_two("a"))
 

@@ -361,7 +361,7 @@ class UnlistedStore(WrappingStore):
 
     async def _read_names(self) -> bool:
         named: dict[str, tuple[str, ...]] = {}
-        answers, whole = _Answers(self._store.names), True
+        answers, whole, generations = _Answers(self._store.names), True, set[str]()
         for name in CONSOLIDATED:
             data = await self._document(name, answers)
             if data is not None:
@@ -369,6 +369,9 @@ class UnlistedStore(WrappingStore):
                 for node, documents in found.items():  # a node may have documents of both generations
                     named[node] = (*named.get(node, ()), *documents)
                 whole = whole and bool(found)
+                generations.add(name)
+        if whole and generations == {"zarr.json"}:  # there may be documents of v2, too, which nothing names
+            whole = await self._document(".zgroup", answers) is None
         self._complete = whole and bool(named)
         for path in self._members:
             while path and path not in named:
