@@ -408,6 +408,9 @@ def test_what_a_document_or_a_view_leaves_out_is_no_success(more: list[str], tmp
     lines = copy("refs.json", "out", *more, status=1, cwd=tmp_path)
     assert any("bad/../entry: " in line for line in lines)
     assert more[1] == "upperdir=upper" or any("odd: " in line for line in lines)
+    lines = copy("refs.json", "out2", *more, "--exclude", "nothing", "--include", "[ob]*", status=1, cwd=tmp_path)
+    assert any(line.endswith("bad/../entry: not a key: a part '..'") for line in lines)
+    copy("refs.json", "out3", *more, "--exclude", "odd", "--exclude", "bad", cwd=tmp_path)
 
 
 def test_an_entry_that_cannot_be_examined_is_named_and_the_rest_is_copied(tmp_path: Path) -> None:

@@ -280,6 +280,17 @@ def test_an_entry_that_the_source_leaves_out_is_no_success(tmp_path: Path, monke
     assert entries_of("new.json") == {"a/0": b"x"}
 
 
+def test_an_array_that_a_view_leaves_out_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    array = {"shape": [1], "chunks": [1], "dtype": "|u1", "compressor": {"id": "nosuch"}, "filters": None,
+             "fill_value": 0, "order": "C", "zarr_format": 2}  # fmt: skip
+    refs = {".zgroup": '{"zarr_format": 2}', "odd/.zarray": json.dumps(array), "odd/0": "x"}
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    (tmp_path / "up").mkdir()
+    result = commit_to("new.json", "--format", "archive", "-o", "view=v3")
+    assert (result.exit_code, "warning: odd: " in result.stderr) == (1, True)
+
+
 @pytest.mark.parametrize("form", ["references", "archive"])
 def test_bad_references_of_the_source(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are an error, or left out; not if the upper directory hides or replaces them."""
@@ -357,6 +368,9 @@ def test_an_upper_directory_in_use_is_refused(place: Path) -> None:
 
 def test_an_archive_with_a_large_file_needs_a_directory_of_blobs(place: Path) -> None:
     refused("large: 2,000,000 bytes, which go to a blob", "new.json", "--format", "archive", status=2)
+    refused("--blobs flux:: blobs are written to", "new.json", "--format", "archive", "--blobs", "flux:", status=2)
+    done("new.json", "--format", "archive", "--blobs", f"file://{place}")
+    assert list(place.glob("sha1-*"))
 
 
 def test_an_unreadable_value_leaves_no_output(place: Path) -> None:

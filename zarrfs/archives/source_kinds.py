@@ -9,6 +9,7 @@ import os
 import stat
 from collections.abc import Iterable
 
+from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import UsageError, reason_of
 from zarrfs.store.uri import path_of_uri
 
@@ -47,6 +48,15 @@ def check_sources(sources: Iterable[str]) -> None:
     """Raise UsageError for the first name that is no blob source. No server is contacted."""
     for source in sources:
         _check(source)
+
+
+def directory_of(source: str) -> str:
+    """Return the path of the directory that blobs are written to. Raise UsageError for a source that is read-only."""
+    path = None if is_flux(source) else path_of_uri(source)
+    if path is None:
+        shown = without_secrets(source)
+        raise UsageError(f"--blobs {shown}: blobs are written to a directory of this machine; copy them there later")
+    return path
 
 
 def _unusable(source: str, why: str) -> UsageError:

@@ -50,6 +50,7 @@ def commit(
     file beside NEW, NEW.data. Larger files of an archive go to blobs in --blobs (the first one). Neither SOURCE
     nor the changes are touched; a mount that writes to --upperdir must be ended first.
     """
+    from zarrfs.archives.source_kinds import directory_of
     from zarrfs.copying.commit import NewSource, new_format
     from zarrfs.copying.commit import commit as write
     from zarrfs.store.overlay import Overlay
@@ -71,7 +72,8 @@ def commit(
     async def body(store: Store, plan: Plan) -> None:
         assert isinstance(store, Overlay)
         to = new_format(output, form, plan.kind)
-        new = NewSource(output, to, force, inline, in_place, relative, blobs if to == "archive" else None)
+        put = directory_of(blobs) if blobs is not None and to == "archive" else None
+        new = NewSource(output, to, force, inline, in_place, relative, put)
         quiet = parsed.options.log_level == "error"
         await write(
             store, plan, new, warn, skip_unsupported,

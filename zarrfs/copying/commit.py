@@ -72,7 +72,7 @@ async def commit(
                 await _commit_set(tree, plan, new)
             else:
                 await _commit_archive(tree, new)
-        for entry, rule in await overlay.problems():
+        for entry, rule in (*await overlay.problems(), *(await overlay.left_out("")).items()):
             warn(f"{entry}: {rule}: left out")
     except OSError as exc:
         raise SourceError(new.path, f"cannot be written: {exc.strerror or exc}") from exc

@@ -140,10 +140,9 @@ class _Copier:
             await self._in_thread(self._finish)
         if self._fatal is not None:
             raise self._fatal
-        if self._picking.everything:
-            for entry, rule in (*await self._store.problems(), *(await self._store.left_out("")).items()):
-                if self._share.has(entry):
-                    self._fail(entry, InTheWay(rule))  # an entry that is left out of the source, or of a view
+        for entry, rule in (*await self._store.problems(), *(await self._store.left_out("")).items()):
+            if self._picking.has(entry) and self._share.has(entry):
+                self._fail(entry, InTheWay(rule))  # an entry that is left out of the source, or of a view
         self._report.unmatched = self._picking.unused()
 
     # -- the walk

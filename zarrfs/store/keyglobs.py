@@ -62,6 +62,15 @@ class Picking:
         # call match() even if `above` is True, because it records which globs have matched
         return self._include.match(key) or above if self._include else True
 
+    def has(self, key: str) -> bool:
+        """Return whether `key` is selected, by itself or with a directory above it."""
+        found, ends = self.root, [at for at, character in enumerate(key) if character == "/"]
+        for end in (*ends, len(key)):
+            if (picked := self.picked(key[:end], found)) is None:
+                return False
+            found = picked
+        return found
+
     def unused(self) -> list[str]:
         """Return the globs of `include` that have matched no key so far."""
         return self._include.unused()

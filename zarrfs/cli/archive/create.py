@@ -68,6 +68,7 @@ def create(
     Files that are small are in the document, larger ones in blobs, which are shared with those that Flux makes. Holes
     stay holes. Times are kept in whole seconds; owners, hard links and extended attributes are not kept.
     """
+    from zarrfs.archives.source_kinds import directory_of
     from zarrfs.system.signals import orderly_end
 
     level = common.verbosity()
@@ -77,7 +78,7 @@ def create(
         if given["blobs"] is None and chosen.blobs:
             given["blobs"] = chosen.blobs[0]
         if given["blobs"]:
-            given["blobs"] = _directory(given["blobs"])
+            given["blobs"] = directory_of(given["blobs"])
         quiet = "error" in (level, chosen.log_level)
         _create([*paths, *(_listed(listed, null) if listed else ())], output, force, quiet, **given)
 
@@ -118,19 +119,6 @@ def _create(
                 put.finish()
 
     tasks.run(write)
-
-
-def _directory(blobs: str) -> str:
-    """Return the path of the directory of blobs. Raise UsageError for a blob source that is read-only."""
-    from zarrfs.archives.source_kinds import is_flux
-    from zarrfs.config.redaction import without_secrets
-    from zarrfs.store.uri import path_of_uri
-
-    path = None if is_flux(blobs) else path_of_uri(blobs)
-    if path is None:
-        shown = without_secrets(blobs)
-        raise UsageError(f"--blobs {shown}: blobs are written to a directory of this machine; copy them there later")
-    return path
 
 
 def _listed(path: str, null: bool) -> Iterator[str]:
