@@ -38,9 +38,6 @@ def trees(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """Mount a source with many trees like LOWER for all users; yield an iterator over the trees."""
     place, more = tmp_path_factory.mktemp(request.param), "allow_other,dev,suid"
     lower = {f"{number}/{key}": text for number in range(TREES) for key, text in LOWER.items()}
-    for above in (place, *place.parents):
-        if not above.stat().st_mode & 0o001:
-            above.chmod(0o755)
     (place / request.param).mkdir()
     if request.param == "merged":
         mount = mounted(source_of(place, lower), place / "mnt", more, f"upperdir={place / 'merged'}")
@@ -77,10 +74,10 @@ def code_of(call: object, *arguments: object) -> int:
     return caught.value.errno or 0
 
 
-def as_user(program: str, uid: int = 1234) -> None:
-    """Run Python code as another user."""
-    code = f"import os\nos.setgroups([]); os.setgid({uid}); os.setuid({uid})\n{program}"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+def as_user(directory: Path, program: str) -> None:
+    """Run Python code as another user, in a directory whose parents that user need not be able to search."""
+    code = f"import os\nos.setgroups([]); os.setgid(1234); os.setuid(1234)\n{program}"
+    subprocess.run([sys.executable, "-c", code], cwd=directory, check=True, timeout=30)
 
 
 # -- files
@@ -201,19 +198,19 @@ def test_new_files_belong_to_the_user_who_creates_them(root: Path) -> None:
     work = root / "work"
     work.mkdir()
     os.chown(work, 1234, 1234)
-    as_user(f"os.umask(0o27); os.chdir({str(work)!r}); open('f', 'w').close(); os.mkdir('d'); os.symlink('f', 's')")
+    as_user(work, "os.umask(0o27); open('f', 'w').close(); os.mkdir('d'); os.symlink('f', 's')")
     for name, mode in (("f", 0o640), ("d", 0o750), ("s", 0o777)):
         found = os.lstat(work / name)
         assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (1234, 1234, mode)
     os.chmod(work, 0o2777)
     os.chown(work, -1, 77)
-    as_user(f"os.chdir({str(work)!r}); open('g', 'w').close(); os.mkdir('e')")
+    as_user(work, "open('g', 'w').close(); os.mkdir('e')")
     assert (os.stat(work / "g").st_gid, os.stat(work / "e").st_gid) == (77, 77)
     assert os.stat(work / "e").st_mode & stat.S_ISGID
-    as_user(f"os.chdir({str(work)!r}); os.umask(0); os.open('p', os.O_CREAT, 0o4755); os.mknod('n', 0o104711)")
+    as_user(work, "os.umask(0); os.open('p', os.O_CREAT, 0o4755); os.mknod('n', 0o104711)")
     assert [stat.S_IMODE(os.stat(work / name).st_mode) for name in "pn"] == [0o4755, 0o4711]
     denied = "try: open('w', 'w')\nexcept PermissionError: pass\nelse: raise SystemExit('written')"
-    as_user(f"os.chdir({str(root / 'v')!r})\n{denied}")
+    as_user(root / "v", denied)
 
 
 def test_a_write_clears_the_set_uid_bit(root: Path) -> None:
@@ -222,7 +219,7 @@ def test_a_write_clears_the_set_uid_bit(root: Path) -> None:
         (root / name).write_text("text")
         os.chown(root / name, 1234, 1234)
         os.chmod(root / name, 0o6777)
-        as_user(f"path = {str(root / name)!r}; f = os.open(path, os.O_RDWR); {call}")
+        as_user(root, f"path = {name!r}; f = os.open(path, os.O_RDWR); {call}")
         assert stat.S_IMODE((root / name).stat().st_mode) == 0o777
         os.chmod(root / name, 0o6777)
         with open(root / name, "a") as file:  # a write by root keeps the bits
