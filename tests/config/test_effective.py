@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import run
 from zarrfs.config import effective as configuration
-from zarrfs.config.effective import settings
+from zarrfs.config.effective import described, settings
 from zarrfs.config.options import Options
 from zarrfs.errors import UsageError
 
@@ -154,6 +154,16 @@ def test_storage_options_of_a_file_are_merged_with_others(user: Path) -> None:
     assert found == {"s3": {"key": "b,c", "anon": False, "region": "x"}, "s3://b": {"anon": True}}
 
 
+def test_names_of_one_protocol_share_their_options(user: Path) -> None:
+    """The last origin wins, under whichever name."""
+    write(user, '[storage.gs]\ntoken = "cloud"\n[storage.https]\ntoken = "a"\n[storage."s3a://b"]\nanon = true\n')
+    found = settings(["gcs.token=anon", "http.token=b", "s3://b.anon=false", "https://h.token=c"])
+    assert found.parsed.options.storage == {
+        "gcs": {"token": "anon"}, "http": {"token": "b"}, "s3://b": {"anon": False}, "https://h": {"token": "c"},
+    }  # fmt: skip
+    assert not any("zarrfs.toml" in line for line in described(found.layers))
+
+
 # -- sources
 
 
@@ -223,7 +233,7 @@ def test_paths_in_storage_options_resolve_beside_the_file(
     monkeypatch.chdir(tmp_path)
     assert held(source="x").storage == {
         "http": {"client_cert": f"{user.parent}/a.pem", "client_key": "/home/joe/b.pem"},
-        "gcs": {"token": f"{user.parent}/key.json"}, "gs://b": {"token": "cloud"},
+        "gcs": {"token": f"{user.parent}/key.json"}, "gcs://b": {"token": "cloud"},
         "ssh": {"client_keys": [f"{user.parent}/k", "/l", "/else/where"], "known_hosts": "/else/where"},
     }  # fmt: skip
 
@@ -258,6 +268,10 @@ def test_paths_in_storage_options_resolve_beside_the_file(
         ("[source.x]\nsource = '/x'\n[source.x.storage.s3]\nendpoint = 'http://h'",
          "[source.x.storage.s3] option s3.endpoint: unknown (did you mean endpoint_url?)"),
         ("[storage.s4]\nanon = true", "[storage.s4] option s4.anon: unknown protocol 's4' (did you mean s3?)"),
+        ("[storage.retries]\nkey = 'secret'", "[storage.retries] option retries.key: unknown protocol 'retries'"),
+        ("[storage.fsname]\nkey = 'secret'", "[storage.fsname] option fsname.key: unknown protocol 'fsname'"),
+        ("[options]\ncache_dir = {key = 'secret'}", "[options] option cache_dir: expected text"),
+        ("[options]\nlog_file = 1979-05-27", "[options] option log_file: expected text"),
         ("[source]\nx = 1", "[source.x]: expected a section, not a value"),
         ("[source.x]\n", "[source.x]: expected a line source ="),
         ("[source.'/x']\nsource = '/y'", '[source."/x"]: '),

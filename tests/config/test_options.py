@@ -114,7 +114,7 @@ def test_storage_options_are_kept_by_protocol() -> None:
     assert options.storage == {
         "s3": {"anon": True, "endpoint_url": "http://host:1"},
         "http": {"timeout": 5},
-        "gs": {"requester_pays": True},
+        "gcs": {"requester_pays": True},
     }
 
 
@@ -143,14 +143,14 @@ def test_paths_in_storage_options_resolve_against_the_working_directory(
         (tmp_path / name).write_text("{}")
     items = [
         "http.client_cert=a.pem", "https://h.client_key=~/b.pem", "sftp.known_hosts=hosts",
-        'ssh.client_keys=["k","/l"]', "gcs.token=key.json", "gs.token=anon", "gs://b.token=raw.token", "sftp://h.known_hosts=",
+        'ssh.client_keys=["k","/l"]', "gcs.token=key.json", "gs://c.token=anon", "gs://b.token=raw.token", "sftp://h.known_hosts=",
         "ssh.known_hosts=null", "s3.token=key.json",
     ]  # fmt: skip
     assert parse(items).options.storage == {
         "http": {"client_cert": f"{tmp_path}/a.pem"}, "https://h": {"client_key": "/home/me/b.pem"},
         "sftp": {"known_hosts": f"{tmp_path}/hosts"},
         "ssh": {"client_keys": [f"{tmp_path}/k", "/l"], "known_hosts": None},
-        "gcs": {"token": f"{tmp_path}/key.json"}, "gs": {"token": "anon"}, "gs://b": {"token": "raw.token"},
+        "gcs": {"token": f"{tmp_path}/key.json"}, "gcs://c": {"token": "anon"}, "gcs://b": {"token": "raw.token"},
         "sftp://h": {"known_hosts": ""}, "s3": {"token": "key.json"},
     }  # fmt: skip
 

@@ -168,7 +168,7 @@ def _storage(tables: Any, section: str, here: str) -> list[Layer]:
         if not place_name(place):
             raise UsageError(f'[{at}]: expected a protocol, as in [storage.s3], or [storage."PROTOCOL://HOST"]')
         located = {name: absolute(place, name, value, here) for name, value in _table(table, at).items()}
-        found.append(_layer({place: located}, at))
+        found.append(_layer({"storage_options": {place: located}}, at))
     return found
 
 

@@ -26,8 +26,8 @@ def as_items(given: Mapping[str, Any]) -> list[str]:
     storage = given.get("storage_options") or {}
     if not isinstance(storage, Mapping) or not all(isinstance(one, Mapping) for one in storage.values()):
         raise UsageError('option storage_options: expected {"s3": {"anon": True}}')
-    items: list[str] = []
-    for name, value in [*storage.items(), *given.items()]:
+    items = [_storage(f"{place}.{key}", one) for place, table in storage.items() for key, one in table.items()]
+    for name, value in given.items():
         if name == "storage_options":
             continue
         if name not in TABLE and isinstance(value, Mapping):  # s3={"anon": True}
@@ -45,6 +45,8 @@ def as_items(given: Mapping[str, Any]) -> list[str]:
 
 def _text(name: str, value: Any) -> str:
     kind = TABLE[name].kind if name in TABLE else None
+    if not isinstance(value, str | numbers.Real | os.PathLike):
+        raise UsageError(f"option {name}: expected text or a number, not a {type(value).__name__}")
     if isinstance(value, bool):
         if kind is not FLAG:
             raise UsageError(f"option {name}: expected a value, not {str(value).lower()}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from zarrfs.config.redaction import is_secret, redacted_storage, without_secrets
 from zarrfs.config.removed import removed_option
-from zarrfs.config.storage import absolute, check_storage, is_known, storage_value
+from zarrfs.config.storage import absolute, canonical, check_storage, is_known, storage_value
 from zarrfs.config.values import (
     ALLOW,
     ALLOWED,
@@ -377,9 +377,10 @@ def _add(given: Layer, item: str, name: str, value: str | None, before: str) -> 
     elif (place := _PLACE.fullmatch(name.removesuffix(":"))) and (value is not None or is_known(place[1])):
         parsed = True if value is None else storage_value(place[2], value, name.endswith(":"))
         check_storage(place[1], {place[2]: parsed})
-        given.storage.setdefault(place[1], {})[place[2]] = parsed
+        at = canonical(place[1])
+        given.storage.setdefault(at, {})[place[2]] = parsed
         shown = redacted_storage(place[2], "true" if value is None else value)
-        given.text[place[0]] = f"{place[0]}={shown}"
+        given.text[f"{at}.{place[2]}"] = f"{place[0]}={shown}"
     elif "://" in name:
         rule = "expected PROTOCOL://HOST.NAME=VALUE (for s3, gs, az, HOST is a bucket)"
         raise UsageError(f"option {without_secrets(name)}: {rule}")

@@ -88,6 +88,12 @@ def storage_value(name: str, text: str, is_json: bool = False) -> object:
         return text
 
 
+def canonical(place: str) -> str:
+    """Return PROTOCOL or PROTOCOL://HOST with the first of the names of its protocol, which share their options."""
+    protocol, mark, host = place.partition("://")
+    return place if mark and protocol in ("http", "https") else f"{names(protocol)[0]}{mark}{host}"
+
+
 def is_known(place: str) -> bool:
     """Return whether fsspec or an installed package knows the protocol of `place`, PROTOCOL or PROTOCOL://HOST."""
     protocol = place.partition("://")[0]

@@ -104,9 +104,7 @@ class Trust:
         """
         protocol = url.partition("://")[0].lower()
         family = urls.names(protocol)[0]
-        wide: dict[str, Any] = {}
-        for name in urls.names(protocol):
-            wide.update(self._options.storage.get(name, {}))
+        wide = dict(self._options.storage.get(family, {}))
         try:
             at = urls.place(url)
         except ValueError as exc:

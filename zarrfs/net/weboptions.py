@@ -67,9 +67,7 @@ def configuration(protocols: tuple[str, ...]) -> dict[str, Any]:
 
 def proxy_options(options: Options) -> dict[str, Any]:
     """Return the options of all HTTP servers that name a proxy."""
-    given: dict[str, Any] = {}
-    for name in names("http"):
-        given.update(options.storage.get(name, {}))
+    given: Mapping[str, Any] = options.storage.get("http", {})
     client = given.get("client_kwargs") or {}
     return {name: client.get(name) if given.get(name) is None else given[name] for name in ("proxy", "proxy_auth")}
 
