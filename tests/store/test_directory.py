@@ -24,6 +24,7 @@ from zarrfs.errors import (
 )
 from zarrfs.store.api import Kind
 from zarrfs.store.directory import FileSystemStore
+from zarrfs.system.beneath import BaseDirectory
 
 
 @pytest.fixture(params=[True, False], ids=["openat2", "walk"])
@@ -192,3 +193,14 @@ def test_a_file_with_a_lease_is_read_once_its_holder_releases_it(store: FileSyst
 
     with leased(path):
         assert trio.run(body) == b"value"
+
+
+def test_a_file_with_a_lease_is_not_opened_again_and_again(tmp_path: Path) -> None:
+    """That took all of a CPU until the lease ended."""
+    (tmp_path / "a").write_bytes(b"value")
+    base = BaseDirectory(str(tmp_path))
+    try:
+        with leased(tmp_path / "a"), pytest.raises(BlockingIOError):
+            base.open(b"a", os.O_RDONLY)
+    finally:
+        base.close()

@@ -141,16 +141,14 @@ class BaseDirectory:
         """
         flags |= os.O_CLOEXEC if flags & os.O_PATH else _BASIC
         resolve = _BENEATH | _NO_MAGICLINKS | (_CACHED if cached else 0)
-        while self._kernel_walks:
+        if self._kernel_walks:
             try:
                 return _openat2(self.descriptor, path or b".", flags, resolve)
-            except BlockingIOError:  # a component is not cached; or a rename, so that the kernel is not sure
-                if cached:
-                    raise
             except OSError as exc:
-                if exc.errno != errno.EXDEV and not (exc.errno == errno.EINVAL and cached):  # the latter: Linux < 5.12
+                # EAGAIN: not cached; a rename, so that the kernel is not sure; a lease, at which _walk() fails, too.
+                # EINVAL: Linux < 5.12
+                if exc.errno not in (errno.EXDEV, errno.EAGAIN) and not (exc.errno == errno.EINVAL and cached):
                     raise
-                break
         if cached:
             raise BlockingIOError(errno.EAGAIN, "not cached")
         return self._walk(path, flags)
@@ -186,15 +184,14 @@ class BaseDirectory:
     def directory(self, path: bytes) -> int:
         """Return an O_PATH descriptor of the directory `path`. Raise OSError; ENOTDIR if a component is a link."""
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        while self._kernel_walks and len(path) < _PATH_MAX:
+        if self._kernel_walks and len(path) < _PATH_MAX:
             try:
                 return _openat2(self.descriptor, path or b".", flags, _BENEATH | _NO_SYMLINKS)
-            except BlockingIOError:
-                pass
             except OSError as exc:
                 if exc.errno == errno.ELOOP:
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fsdecode(path)) from None
-                raise
+                if exc.errno != errno.EAGAIN:  # a rename, so that the kernel is not sure
+                    raise
         found = os.open(b".", flags, dir_fd=self.descriptor)
         for name in _parts(path):
             above = found
