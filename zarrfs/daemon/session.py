@@ -158,7 +158,11 @@ def _check_log_file(path: str, mountpoint: str) -> None:
     # O_NONBLOCK, so that a FIFO without a reader is an error and does not block
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        os.close(os.open(path, flags, 0o666))
+        try:
+            os.close(os.open(path, flags | os.O_EXCL, 0o666))
+            os.unlink(path)  # a mount that fails leaves no log, which would look like one of a running daemon
+        except FileExistsError:
+            os.close(os.open(path, flags, 0o666))
     except OSError as exc:
         raise UsageError(f"option log_file={path}: {reason_of(exc)}") from None
 
