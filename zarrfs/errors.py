@@ -282,6 +282,11 @@ def message_line(text: str) -> str:
     return printable(text).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
+def message_lines(text: str) -> str:
+    """Return the lines of `text`, such as a traceback, each as message_line() returns it."""
+    return "\n".join(map(message_line, text.split("\n")))
+
+
 def _escaped(char: str) -> str:
     if char.isprintable() or "\udc80" <= char <= "\udcff":  # surrogates: bytes that are not UTF-8
         return char

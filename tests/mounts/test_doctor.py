@@ -134,6 +134,15 @@ def test_a_daemon_that_never_answers_a_request_does_not_block_doctor(tmp_path: P
             subprocess.run(["umount", "-l", mnt], check=True)
 
 
+def test_control_characters_of_an_error_are_escaped_in_its_traceback(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text('["a\\u0000\\u001bb"]\n')
+    done = run("-d", "doctor", "--config", tmp_path / "x.toml")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(f"zarrfs: {tmp_path}/x.toml: a\\x00\\x1bb: unknown section\n")
+    assert "Traceback" in done.stderr
+    assert "\x1b" not in done.stderr
+
+
 @pytest.mark.parametrize("where", ["cache_dir", "home"])
 def test_a_directory_that_never_answers_does_not_block_doctor(tmp_path: Path, where: str) -> None:
     """As on a dead NFS: the checks before it are printed, it is a problem, and doctor ends after 5 s."""

@@ -17,7 +17,7 @@ import click
 from zarrfs.config import values as optionvalues
 from zarrfs.config.redaction import redact_text
 from zarrfs.config.shares import share_of
-from zarrfs.errors import UsageError, ZarrfsError, first_cause, internal_error, message_line, reason_of
+from zarrfs.errors import UsageError, ZarrfsError, first_cause, internal_error, message_line, message_lines, reason_of
 
 if TYPE_CHECKING:
     from zarrfs.config import options
@@ -163,7 +163,7 @@ def report_errors(debug: bool = False, status: int = 1) -> Iterator[None]:
     except BaseException as exc:
         cause = first_cause(exc)
         if debug and not isinstance(cause, KeyboardInterrupt):
-            click.echo(redact_text("".join(traceback.format_exception(exc))), err=True, nl=False)
+            click.echo(message_lines(redact_text("".join(traceback.format_exception(exc)))), err=True, nl=False)
         raise SystemExit(_report(cause, status)) from None
 
 

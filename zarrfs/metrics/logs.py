@@ -19,7 +19,7 @@ from logging.handlers import QueueHandler, SysLogHandler, WatchedFileHandler
 
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import redact_text
-from zarrfs.errors import message_line
+from zarrfs.errors import message_line, message_lines
 
 log = logging.getLogger("zarrfs")  # the parent of the loggers of all modules
 
@@ -37,7 +37,8 @@ class _Message(logging.Formatter):
         if len(text) > _LONGEST_MESSAGE:
             text = text[:_LONGEST_MESSAGE] + " ..."
         if record.exc_info and record.exc_info[0] is not None:
-            text += "\n" + redact_text("".join(traceback.format_exception(*record.exc_info))).rstrip("\n")
+            lines = "".join(traceback.format_exception(*record.exc_info))
+            text += "\n" + message_lines(redact_text(lines).rstrip("\n"))
         return text
 
 
