@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -162,16 +163,14 @@ except AccessDenied as exc:
 
 
 @pytest.mark.parametrize("what", ["blob", "place"])
-def test_a_blob_or_directory_without_read_permission(tmp_path: Path, what: str) -> None:
-    place = tmp_path / "place"
-    place.mkdir()
-    put(place, DATA)
-    for above in [tmp_path, *tmp_path.parents[:2]]:
-        above.chmod(above.stat().st_mode | 0o111)
-    ((place / REF) if what == "blob" else place).chmod(0)
-    command = [sys.executable, "-c", UNREADABLE, str(place), URL]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    place.chmod(0o755)
+def test_a_blob_or_directory_without_read_permission(what: str) -> None:
+    with tempfile.TemporaryDirectory() as name:  # another session of pytest would close tmp_path to other users
+        (place := Path(name)).chmod(0o755)
+        put(place, DATA)
+        ((place / REF) if what == "blob" else place).chmod(0)
+        command = [sys.executable, "-c", UNREADABLE, str(place), URL]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        place.chmod(0o755)
     assert done.stdout == f"denied: {place / REF}\n", done.stderr
 
 
