@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import random
+import resource
 import shutil
 import signal
 import socket
@@ -256,6 +257,23 @@ def test_a_lease_that_was_removed_loses_its_block_alone(tmp_path: Path, caplog: 
     assert found(cache, 200_000, 300_000)
     write(cache, 0, 100_000)
     assert found(slow, 0, 100_000)
+    assert warnings(caplog) == []
+
+
+def test_leases_leave_descriptors_for_connections(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each lease is an open file, and thousands of readers may wait for a server that is out."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    try:
+        cache = DiskCache(str(tmp_path), SIZE)
+        taken = [cache.take(T, start) for start in range(300)]
+        os.close(os.open(tmp_path, os.O_RDONLY))
+        cache.release(T, 0)
+        again = cache.take(T, 0)
+        cache.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (taken[0], taken[-1], again) == (True, None, True)
     assert warnings(caplog) == []
 
 

@@ -63,6 +63,18 @@ def test_a_reader_of_a_silent_server_is_interrupted(number: signal.Signals, faul
         wait_for(lambda: not counters_of(root)["requests_in_flight"])
 
 
+def test_a_file_of_authorities_that_cannot_be_read_keeps_neither_readers_nor_the_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening a FIFO waits, as opening a file of a file server that is down does."""
+    os.mkfifo(tmp_path / "authorities")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authorities"))
+    source = document(tmp_path, {"value": ["https://127.0.0.1:9/value", 0, 100]})
+    with mounted(source, tmp_path / "mnt", "read_timeout=3s") as root:
+        assert error_of(lambda: (root / "value").read_bytes()) == errno.EIO
+    # and the daemon has ended, else mounted() fails
+
+
 def test_a_read_with_o_direct_ends_with_its_timeout(faulty: Faulty, tmp_path: Path) -> None:
     """No signal interrupts such a read, not even SIGKILL; read_timeout ends it."""
     url = faulty.put("/direct", bytes(200_000), forever="slow")

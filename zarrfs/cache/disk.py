@@ -14,6 +14,7 @@ import functools
 import hashlib
 import logging
 import os
+import resource
 import stat
 import struct
 import time
@@ -66,6 +67,7 @@ class DiskCache:
     def __init__(self, path: str, size: int) -> None:
         self._directory = CacheDirectory(path, size)
         self._leases: dict[str, Handle] = {}  # the open files of leases that this process holds
+        self._leases_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4  # the others are for connections
         self._resume = 0.0  # monotonic; nothing is written before
         self._reported: set[str] = set()
 
@@ -146,7 +148,7 @@ class DiskCache:
 
     def take(self, target: str, start: int) -> bool | None:
         """Take the lease on a block; return False if another holds it, None if none can be taken now."""
-        if time.monotonic() < self._resume:
+        if time.monotonic() < self._resume or len(self._leases) >= self._leases_max:
             return None
         name = _name_of(target, start)
         try:

@@ -168,7 +168,7 @@ async def _preload(operations: Operations, url: str) -> None:
 
         preload(url)
 
-    await trio.to_thread.run_sync(run, limiter=CONTROL)
+    await trio.to_thread.run_sync(run, limiter=CONTROL, abandon_on_cancel=True)
 
 
 async def _widen(operations: Operations, mountpoint: str) -> None:

@@ -52,7 +52,7 @@ async def context_of(tls: Tls, where: str) -> ssl.SSLContext:
         return _made(tls, authorities, tuple(os.stat(path).st_mtime_ns for path in named))
 
     try:
-        return await trio.to_thread.run_sync(make)
+        return await trio.to_thread.run_sync(make, abandon_on_cancel=True)
     except OSError as exc:  # includes ssl.SSLError
         rule = f"{' or '.join(named) or 'certificates'}: cannot be used: {exc.strerror or exc}"
         raise ReadError(where, rule) from exc
