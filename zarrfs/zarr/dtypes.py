@@ -7,6 +7,7 @@ bytes); documents that zarr-python 2.18 and 3.1 wrote.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from typing import Any, Literal
 
@@ -29,11 +30,14 @@ _SMALL = {  # bytes of an item of the number types of zarr-extensions that numpy
         "int2", "int4",
     ), 1),
 }  # fmt: skip
-_V3 = (  # numpy has the same names
-    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
-    "complex64", "complex128",
-)  # fmt: skip
-_NAMES = (*_V3, "float128", "complex256")  # in v2, written by old releases
+_V3 = {  # by numpy's typestr without the byte order; numpy has the same names
+    np.dtype(name).str[1:]: name for name in (
+        "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
+        "float64", "complex64", "complex128",
+    )
+}  # fmt: skip
+_TYPESTRS = {name: text for text, name in _V3.items()}
+_NAMES = (*_TYPESTRS, "float128", "complex256")  # in v2, written by old releases
 _TIMES = {"numpy.datetime64": "M", "numpy.timedelta64": "m"}
 _LENGTHS = {"fixed_length_utf32": ("U", 4), "null_terminated_bytes": ("S", 1), "raw_bytes": ("V", 1)}
 _RAW = re.compile(r"r([1-9][0-9]{0,8})", re.ASCII)
@@ -57,7 +61,7 @@ class DataType:
         """The dtype in Zarr v2 in canonical form: a typestr, or lists of fields."""
         return _described(self.numpy)
 
-    @property
+    @functools.cached_property
     def endian(self) -> Endian | None:
         """The byte order; None for single bytes, items of no fixed size, and fields of several byte orders."""
         if self.name:
@@ -93,9 +97,17 @@ def _checked(spec: Any) -> Dtype:
 
 def parse_v2(value: JSON) -> DataType:
     """Parse the dtype of a document of v2, v1 or v0. Raise MetadataError."""
-    if isinstance(value, str) and value in _SMALL:
-        return _small(value)
+    if isinstance(value, str):
+        return _of_typestr(value)
     found = _parsed(value, 0)
+    return DataType(found, found.kind)
+
+
+@functools.lru_cache(1024)
+def _of_typestr(text: str) -> DataType:
+    if text in _SMALL:
+        return _small(text)
+    found = _parsed(text, 0)
     return DataType(found, found.kind)
 
 
@@ -159,14 +171,17 @@ def parse_v3(value: JSON, endian: Endian = "little") -> DataType:
         return _small(name)
     if name in ("string", "bytes", "variable_length_bytes"):
         return TEXT if name == "string" else BYTES
-    found = _parsed_v3(value, ">" if endian == "big" else "<", 0)
+    sign = ">" if endian == "big" else "<"
+    if name in _TYPESTRS:
+        return _of_typestr(sign + _TYPESTRS[name])
+    found = _parsed_v3(value, sign, 0)
     return DataType(found, found.kind)
 
 
 def _parsed_v3(value: JSON, sign: str, depth: int) -> Dtype:
     name, configuration = named(value, "data_type")
-    if name in _V3:
-        return np.dtype(name).newbyteorder(sign)  # type: ignore[arg-type]
+    if name in _TYPESTRS:
+        return np.dtype(sign + _TYPESTRS[name])
     if match := _RAW.fullmatch(name):
         if int(match[1]) % 8:
             raise MetadataError(f"data_type: {name!r}: expected a multiple of 8 bits")
@@ -218,8 +233,8 @@ def _as_v3(dtype: Dtype) -> JSON:
                 raise MetadataError(f"dtype: v3 has no fields that are arrays ({name})")
         fields = [[name, _as_v3(inner)] for name, inner in fields_of(dtype)]
         return {"name": "structured", "configuration": {"fields": fields}}
-    if dtype.name in _V3:
-        return dtype.name
+    if dtype.str[1:] in _V3:
+        return _V3[dtype.str[1:]]
     for name, kind in _TIMES.items():
         if dtype.kind == kind:
             unit, factor = np.datetime_data(dtype)

@@ -185,9 +185,13 @@ def _float(value: JSON, dtype: Dtype) -> bytes:
     if isinstance(value, str) and _BITS.fullmatch(value) and len(value) == 2 + 2 * dtype.itemsize:
         return int(value, 16).to_bytes(dtype.itemsize, _order(dtype))
     try:
-        return _made(float(value), dtype)  # text, such as "NaN", is converted as well, because zarr-python accepts it
+        number = float(value)  # text, such as "NaN", is converted as well, because zarr-python accepts it
     except (ValueError, OverflowError):
         raise _wrong(value, dtype) from None
+    try:
+        return struct.pack(dtype.str[0] + dtype.char, number)
+    except (struct.error, OverflowError):  # a size that struct lacks, and a number that becomes infinite
+        return _made(number, dtype)
 
 
 def _padded(data: bytes, value: JSON, dtype: Dtype) -> bytes:
@@ -236,6 +240,6 @@ def _as_json(data: bytes, dtype: Dtype, bits: bool = False) -> JSON:
     value = value_of(data, dtype)
     if dtype.kind != "f":
         return _base64(value) if isinstance(value, bytes) else value
-    if bits and math.isnan(value) and dtype.itemsize <= 8 and data != _made(math.nan, dtype):
+    if bits and math.isnan(value) and dtype.itemsize <= 8 and data != _float(math.nan, dtype):
         return "0x" + (data if _order(dtype) == "big" else data[::-1]).hex()
     return value if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -54,6 +54,7 @@ class KeyTemplate:
                 raise MetadataError(f"chunk keys: {key[:60]!r} is not a key")
 
     @classmethod
+    @functools.lru_cache(256)
     def joined(cls, prefix: str = "", separator: str = ".", suffix: str = "") -> KeyTemplate:
         """Make the template of the v3 core protocol draft, which joins prefix, indices and suffix by the separator."""
         scalar = separator.join(filter(None, (prefix, suffix))) or "0"
