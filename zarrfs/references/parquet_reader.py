@@ -7,10 +7,11 @@ Source: fsspec's LazyReferenceMapper; docs/sources.md has the rules.
 from __future__ import annotations
 
 import binascii
+import functools
 import os
-from array import array
-from itertools import accumulate
 from typing import Any
+
+import numpy as np
 
 from zarrfs.references.keys import BASE64, decode_base64
 from zarrfs.references.parquet_records import ABSENT, BROKEN, INLINE, UNKNOWN, WHOLE
@@ -29,6 +30,7 @@ _PATH_MAX = 4 * 65536  # bytes of a path: enough for the longest URL of a JSON s
 _BATCH = 65_536  # rows whose values are Python objects at the same time
 _LARGEST = 2**63 - 1
 
+Array = np.ndarray[Any, np.dtype[Any]]
 Row = tuple[int, int, bytes]  # the size of the chunk, the offset or what stands in place of it, the text of RecordFile
 
 
@@ -39,31 +41,33 @@ def answer(header: Header, body: bytearray) -> tuple[Header, bytes]:
     """
     limit_memory(_COPIES * header["limit"] + _SLACK)
     table = _read(body, header["record_size"], header["limit"])
-    sizes, offsets, codes = array("q"), array("q"), array("i")
+    (offsets, no_offset), (sizes, no_size) = _numbers(table, "offset"), _numbers(table, "size")
+    codes, paths = _paths(table)
+    fine = np.array([*(not _path_rule(path) for path in paths), False])[codes]  # the last one is for code -1
+    no_raw, unset = _nulls(table, "raw"), (offsets == 0) & (sizes == 0)
+    in_file = (offsets >= 0) & (sizes >= 0) & (offsets <= _LARGEST - np.maximum(sizes, 0))
+    ranges, absent = no_raw & fine & in_file & ~no_offset & ~no_size, no_raw & (codes < 0) & unset
+    sizes[absent], sizes[ranges & unset], offsets[ranges & unset] = ABSENT, UNKNOWN, WHOLE
+    rest = ~ranges & ~absent  # inline bytes and invalid rows, one by one
+    numbers = iter(np.flatnonzero(rest).tolist())
     texts: dict[bytes, int] = {}
-    rules: dict[bytes, str] = {}
-    for batch in table.to_batches(max_chunksize=_BATCH):
-        columns = (_values(batch, name) for name in _COLUMNS)
-        for path, given, length, raw in zip(*columns, strict=True):
-            size, offset, text = _row(path, given, length, raw, rules)
-            sizes.append(size)
-            offsets.append(offset)
-            codes.append(texts.setdefault(text, len(texts)))
-    bounds = array("q", accumulate(map(len, texts), initial=0))
-    found = b"".join([*(part.tobytes() for part in (sizes, offsets, bounds, codes)), *texts])
-    return {"rows": table.num_rows, "texts": len(texts)}, found
+    for batch in table.filter(pa.array(rest)).to_batches(max_chunksize=_BATCH):
+        for *row, number in zip(*(_values(batch, name) for name in _COLUMNS), numbers, strict=False):
+            sizes[number], offsets[number], text = _row(*row)
+            codes[number] = len(paths) + texts.setdefault(text, len(texts))
+    bounds = np.cumsum([0, *map(len, paths), *map(len, texts)], dtype=np.int64)
+    found = b"".join([*(part.tobytes() for part in (sizes, offsets, bounds, codes)), *paths, *texts])
+    return {"rows": len(codes), "texts": len(bounds) - 1}, found
 
 
-def _row(path: bytes | None, offset: int | None, size: int | None, raw: bytes | None, rules: dict[bytes, str]) -> Row:
-    """Return a row as RecordFile has it. `rules` caches the rules that paths break."""
+def _row(path: bytes | None, offset: int | None, size: int | None, raw: bytes | None) -> Row:
+    """Return a row with inline bytes, or an invalid one, as RecordFile has it."""
     if raw is not None:
         try:
             data = bytes(decode_base64(raw)) if raw.startswith(BASE64) else raw
         except binascii.Error:
             return 1, BROKEN, b"raw: malformed base64"
         return len(data), INLINE, data
-    if path is None and not offset and not size:
-        return ABSENT, 0, b""
     if path is None:
         rule = "an offset or size without a path"
     elif offset is None or size is None:
@@ -73,13 +77,11 @@ def _row(path: bytes | None, offset: int | None, size: int | None, raw: bytes | 
     elif offset + size > _LARGEST:
         rule = "offset + size is over 2^63 - 1"
     else:
-        known = rules.get(path)
-        rule = rules.setdefault(path, _path_rule(path)) if known is None else known
-        if not rule:
-            return (size, offset, path) if offset or size else (UNKNOWN, WHOLE, path)
+        rule = _path_rule(path)
     return 1, BROKEN, rule.encode()
 
 
+@functools.lru_cache(1024)
 def _path_rule(path: bytes) -> str:
     """Return the rule that a path breaks, or ""."""
     if not path:
@@ -139,6 +141,34 @@ def _read(data: bytearray, record_size: int, limit: int) -> Any:
         elif not pa.types.is_integer(column.type):
             raise ValueError(f"column {name}: expected whole numbers, not {column.type}")
     return table
+
+
+def _paths(table: Any) -> tuple[Array, list[bytes]]:
+    """Return (the number of each row's path, -1 for null; the paths)."""
+    if "path" not in table.column_names:
+        return np.full(table.num_rows, -1, np.int32), []
+    column = table["path"]
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    found = column.unify_dictionaries().combine_chunks()
+    codes = found.indices.cast(pa.int32()).fill_null(-1).to_numpy(zero_copy_only=False)
+    return np.array(codes), found.dictionary.cast(pa.large_binary()).to_pylist()
+
+
+def _numbers(table: Any, name: str) -> tuple[Array, Array]:
+    """Return (whole numbers, 0 for null; whether each is null). Those over 2^63 - 1 become negative."""
+    nulls = _nulls(table, name)
+    if nulls.all():
+        return np.zeros(len(nulls), np.int64), nulls
+    values = table[name].fill_null(0).cast(pa.int64(), safe=False)
+    return np.array(values.to_numpy()), nulls
+
+
+def _nulls(table: Any, name: str) -> Array:
+    """Return whether each row of a column is null."""
+    if name not in table.column_names:
+        return np.ones(table.num_rows, np.bool_)
+    return np.array(table[name].is_null().to_numpy())
 
 
 def _values(batch: Any, name: str) -> list[Any]:
