@@ -2,7 +2,7 @@
 
 Source: RFC 10 (blobrefs). A place (-o blobs=) is a directory or a URL, where a blob is at PLACE/BLOBREF, or flux:, the
 running Flux instance. A blob is read whole from the first place that has it, hashed, and cached in memory. With
-cache_dir=, blobs that come from a URL or from Flux are also cached on disk, where nothing is trusted either.
+cache_dir=, blobs that come from a URL or from Flux are also cached on disk, and hashed again when they are read.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 _THREADS = 16  # that read directories, and hash
 _HASHED_HERE = 32 << 10  # bytes hashed on the trio loop: at most 50 us, while a thread would take 100 us
-_CACHE = "cache"  # the kind of the cache on disk
+_CACHE = "cache"  # the kind of place that is the cache on disk
 _WARNINGS = 4096  # warnings remembered, so that each is logged once
 
 
@@ -120,7 +120,7 @@ class BlobReader(TargetReader):
             exc.about(blobref, offset, length)
             raise
         if length == size and not self._remote:
-            self._cache.discard(url)  # the page cache has it
+            self._cache.discard(url)  # the kernel's page cache has it
         return memoryview(data)[offset : offset + length]
 
     async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
@@ -143,7 +143,9 @@ class BlobReader(TargetReader):
         return _split(url)[1]
 
     def _from_directories(self, urls: Sequence[str]) -> list[tuple[str, Buffer]]:
-        """Return the blobs that the first place has, verified: many small ones in one call. Errors are left to reads.
+        """Read many small blobs of the first place in one call, verified.
+
+        Leave out a blob that cannot be read: reading it alone reports the error.
         """
         found: list[tuple[str, Buffer]] = []
         room = self._cache.max_bytes // 8

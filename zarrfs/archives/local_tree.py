@@ -68,7 +68,7 @@ class LocalTree(Tree):
     async def children(self, key: str) -> Iterator[Entry]:
         return (entry for entry in await super().children(key) if not self._left_out(entry))
 
-    async def open(self, entry: Entry, size: int) -> Value:  # in this thread: nothing else runs meanwhile
+    async def open(self, entry: Entry, size: int) -> Value:  # in this thread: the command has no other tasks
         descriptor = self._base.open_file(entry.key, Info("", entry.kind))
         return FileValue(descriptor, lambda status: info_of("", status, None))
 

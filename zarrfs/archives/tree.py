@@ -114,7 +114,7 @@ class Tree:
             value, length = await self._opened(entry, stop), min(PIECE, stop - start)
             if (descriptor := value.fileno()) is None:
                 piece = await value.read(start, length)
-            else:  # nothing else runs meanwhile
+            else:  # in this thread: the command has no other tasks
                 await trio.lowlevel.checkpoint_if_cancelled()
                 piece = os.pread(descriptor, length, start)
                 if file_version(os.fstat(descriptor)) != value.version:
@@ -134,10 +134,12 @@ class Tree:
                 raise self.error(entry, _CHANGED)
         return self._value[1]
 
-    # -- refusals
+    # -- errors
 
     def refused(self, entry: Entry, broken: str | None) -> bool:
-        """Return whether to leave out an entry that is `broken` for the new source, and warn; else raise SourceError.
+        """Return whether an entry is left out because it is `broken` for the new source, and warn.
+
+        Raise SourceError for a broken entry unless `skip` was given.
         """
         if not broken:
             return False

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LARGE, _DROPPABLE = 128 << 10, 4096  # bytes of a block for which new memory is slow; such blocks that are on disk
+_LARGE, _DROPPABLE = 128 << 10, 4096  # bytes of a large block; number of large blocks in _droppable
 _UNIT, _UNITS = 256 << 10, 64  # bytes of a unit; units that are fetched ahead at most
 _TINY = 16 << 10  # bytes of the largest value that look() does not keep on disk: to request it again takes as long
 _COALESCED = 1 << 20  # bytes of the largest block that the queue coalesces with others

@@ -4,9 +4,9 @@
     cache_dir/zarrfs-blocks-3/NAME.lease  the lease on a block: its holder writes the block into it, and renames it
     cache_dir/zarrfs-blocks-3/.*.tmp      a file without a lease that is being written
 
-A file appears under its name by a rename, so it is whole or absent whenever its writer is killed. There is no index
-and no lock: a process that wants to write looks through the directory, and then again after an eighth of the room that
-it has found, or a 64th of the bound. Nothing here follows a symbolic link below the cache directory.
+A file appears under its name by a rename, so it is whole or absent even if its writer is killed. There is no index
+and no lock: a process lists the directory before its first write, and again once it has written an eighth of the free
+space that it found, or a 64th of the bound. Nothing here follows a symbolic link below the cache directory.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class CacheDirectory:
         return size <= self._size // 2
 
     def open(self, name: str) -> int:
-        """Return a descriptor of the file `name`, for reading."""
+        """Open the file `name` for reading, and return its descriptor."""
         return os.open(name, os.O_RDONLY | _FILE, dir_fd=self._root())
 
     def open_now(self, name: str) -> int:
@@ -88,9 +88,9 @@ class CacheDirectory:
                 self._resume = now + BACK_OFF
 
     def write(self, name: str, parts: Sequence[Buffer], lease: Handle | None = None) -> None:
-        """Write a file, and replace one of the same name. Evict others if there is no room.
+        """Write a file, and replace one of the same name. Evict others if space is short.
 
-        `lease`: write into this file of create_lease(), which ends the lease; do nothing if it was removed meanwhile.
+        `lease`: write into this file of create_lease(), and end the lease. Do nothing if it was removed.
         """
         size = sum(map(len, parts))
         self._make_room(size)

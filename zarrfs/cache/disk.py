@@ -2,8 +2,8 @@
 
 A block is a file whose name is a hash of its target and offset; directory.py writes and evicts the files. The process
 that has created NAME.lease fetches the block, writes it into that file and renames it; others wait for it. Each file
-says which version of the target its server has reported, and when. A file without data, the version record, says only
-that. For users: docs/remote-data.md.
+records which version of the target its server has reported, and when. A file without data, the version record, holds
+only that. For users: docs/remote-data.md.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from zarrfs.system.localfiles import read_cached
 log = logging.getLogger(__name__)
 
 LARGE = 1 << 20  # bytes: larger blocks are not read on the event loop, and may stay on the disk
-_SCAN = 512 << 10  # bytes that are verified at a time without being kept
+_SCAN = 512 << 10  # bytes read at a time to verify a block that stays on the disk
 _FIELDS = struct.Struct("<4sdQQQ")  # magic, time, size of the target, length of the data, XXH3 of the data
 _HEAD = 512  # bytes: _FIELDS, the tag of the version, zeros, XXH3 of all these; both are seeded with the name
 _MAGIC = b"zfs4"
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class Stored(NamedTuple):
-    """What a file says: the server reported `version` at the time `seen` (seconds since 1970); and the block of it."""
+    """The contents of a file: a block, and the `version` that the server reported at the time `seen`, in seconds."""
 
     version: TargetVersion
     seen: float
@@ -72,7 +72,7 @@ class DiskCache:
         self._reported: set[str] = set()
 
     def said(self, target: str, start: int | None = None, now: bool = False) -> Stored | None:
-        """Return what the version record of `target` says; with `start`, what a block there says if that is later."""
+        """Return the version record of `target`; with `start`, the version in the block there if that is later."""
 
         names = [_name_of(target)] if start is None else [_name_of(target), _name_of(target, start)]
         found = [self._try(functools.partial(self._says, name, now), now) for name in names]
@@ -90,10 +90,10 @@ class DiskCache:
         self, target: str, start: int, stop: int, version: TargetVersion | None = None, now: bool = False,
         whole: bool = True,
     ) -> Stored | None:  # fmt: skip
-        """Return the bytes [start, stop) of `target`, verified: of `version`, or of any one.
+        """Return the bytes [start, stop) of `target`, verified: of `version`, or of any version if that is None.
 
-        Fewer at its end; None if there is no block of them at `start`. Not `whole`: return a large one as a
-        BlockOnDisk, if the directory is on a local file system.
+        Return fewer bytes at the end of the target, and None if there is no such block at `start`. If not `whole`,
+        return a large block as a BlockOnDisk, provided that the directory is on a local file system.
         """
         name = _name_of(target, start)
 
@@ -135,7 +135,7 @@ class DiskCache:
         return time.monotonic() >= self._resume and self._directory.fits(size)
 
     def write(self, target: str, start: int, data: Buffer, version: TargetVersion, seen: float) -> None:
-        """Write `data`, the bytes of `target` from `start` on, and end the lease on it; drop it without room."""
+        """Write `data`, the bytes of `target` from `start` on, and end the lease; without space, discard them."""
         self._put(_name_of(target, start), data, version, seen)
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class DiskCache:
     # -- leases
 
     def take(self, target: str, start: int) -> bool | None:
-        """Take the lease on a block; return False if another holds it, None if none can be taken now."""
+        """Take the lease on a block; return False if another process holds it, None if none can be taken now."""
         if time.monotonic() < self._resume or len(self._leases) >= self._leases_max:
             return None
         name = _name_of(target, start)
@@ -162,7 +162,7 @@ class DiskCache:
         return True
 
     def holder(self, target: str, start: int) -> tuple[int, int] | None:
-        """Return what distinguishes the holder of a lease from others, and changes as it writes; None without one."""
+        """Return a token of the lease on a block, which changes as its holder writes; None if there is no lease."""
         try:
             status = self._directory.stat_lease(_name_of(target, start))
         except OSError:
@@ -170,7 +170,7 @@ class DiskCache:
         return status.st_ino, status.st_mtime_ns
 
     def release(self, target: str, start: int) -> None:
-        """Release a lease, if this process holds it still."""
+        """Release a lease, if this process still holds it."""
         self._release(_name_of(target, start))
 
     def break_lease(self, target: str, start: int) -> None:
@@ -201,7 +201,7 @@ class DiskCache:
 
     @contextlib.contextmanager
     def _opened(self, name: str, now: bool = False) -> Iterator[tuple[int, bytes, int]]:
-        """Open a file, mark it as used; yield (descriptor, its head, bytes of data). Raise OSError or _Damaged."""
+        """Open a file and mark it as used; yield (descriptor, its head, bytes of data). Raise OSError or _Damaged."""
         try:
             file = self._directory.open_now(name) if now else self._directory.open(name)
         except OSError as exc:
@@ -255,7 +255,7 @@ def _name_of(target: str, *start: int) -> str:
 
 
 def _seed(name: str) -> int:
-    """Return a part of the checksums, so that a block in place of another is damaged."""
+    """Return the seed of the checksums, so that a file under the name of another is found to be damaged."""
     return int(name[:16], 16)
 
 
@@ -263,14 +263,14 @@ def _pack(name: str, data: Buffer, version: TargetVersion, seen: float) -> bytes
     """Return the head of a file; None if the version is too long for it."""
     try:
         fields = _FIELDS.pack(_MAGIC, seen, version.size, len(data), xxhash.xxh3_64_intdigest(data, _seed(name)))
-    except struct.error:  # a server may say any size
+    except struct.error:  # a server may report any size
         return None
     head = (fields + version.tag.encode("utf-8", "surrogatepass")).ljust(_HEAD - 8, b"\0")
     return head + xxhash.xxh3_64_digest(head, _seed(name)) if len(head) == _HEAD - 8 else None
 
 
 def _unpack(name: str, raw: bytes, size: int) -> tuple[Stored, int]:
-    """Return what the head of a file of `size` bytes of data says, and their checksum. Raise _Damaged."""
+    """Parse the head of a file with `size` bytes of data; return its version and their checksum. Raise _Damaged."""
     head = raw[:-8]
     if raw[-8:] != xxhash.xxh3_64_digest(head, _seed(name)) or not raw.startswith(_MAGIC):
         raise _Damaged(name)

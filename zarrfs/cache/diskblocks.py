@@ -1,4 +1,4 @@
-"""Blocks on the disk: find those of a target's pinned version, and take leases on the others before fetching them.
+"""DiskBlocks: finds the blocks of a target's pinned version on the disk, and takes leases on those to be fetched.
 
 A block of another version than the pinned one is absent. If none is pinned, the version that was reported last counts:
 that of the target's version record, or of the block. If another process with the same cache directory is fetching a
@@ -166,7 +166,7 @@ class DiskBlocks:
             usable = found is not None and await self._may_use(wanted, found)
             yield (found.block, found.parts) if found is not None and usable else (None, [])
         finally:
-            if held:  # and the block was not written
+            if held:  # the block was not written
                 self._later(0, self._cache.release, target, wanted.start)
 
     async def _wait(

@@ -112,7 +112,7 @@ class Pins:
             raise _changed(wanted, "has changed since it was first read")
         pin.size = found.total if pin.size is None else pin.size
         pin.tag = pin.tag or found.tag  # a Last-Modified that was less than a second old then was no tag
-        whole = len(found.data) == found.total  # then the block itself says its version
+        whole = len(found.data) == found.total  # then the block itself records its version
         if self.record is not None and not (pin.recorded or whole or found.tag is None) and pin.version is not None:
             pin.recorded = True
             self.record(wanted, pin.version)

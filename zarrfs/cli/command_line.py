@@ -31,7 +31,7 @@ def hide_secrets() -> None:
 
 
 def redacted_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return a command line without secrets: a word is hidden after the name of its first storage option.
+    """Return a command line without secrets: hide each word after the name of its first storage option.
 
     Words after "--" are redacted, too: they may be a zarrfs command.
     """

@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         items = [item for name, value in flags if name == "-o" for item in split_commas(value)]
         if "remount" in items:
             return _fail(mountpoint, "a mount of zarrfs cannot be remounted: unmount it and mount it again", USAGE)
-        # mount(8) adds rw by default, so that it need not be the user's choice, which overrides ro of a file
+        # mount(8) adds rw by default; as a choice of the user it would override ro of a configuration file
         effective = settings([item for item in items if item != "rw"], [source], sloppy="-s" in given)
         parsed, [source] = effective.parsed, effective.sources
         if "-f" in given:

@@ -16,7 +16,7 @@ from zarrfs.errors import UsageError, printable
 if TYPE_CHECKING:
     from zarrfs.metrics.statistics import Statistics
 
-    _Look = tuple[float, Statistics]  # when, and what was seen
+    _Sample = tuple[float, Statistics]  # the time and the figures
 
 EPILOG = """\b
 Examples:
@@ -46,8 +46,8 @@ def stats(mountpoint: str | None, form: str | None, every: float | None) -> None
             time.sleep(every)
 
 
-def _print(mountpoint: str | None, form: str | None, before: _Look | None) -> _Look | None:
-    """Print the figures in a form; return those of a table, for the rates of the next one."""
+def _print(mountpoint: str | None, form: str | None, before: _Sample | None) -> _Sample | None:
+    """Print the figures in a form. Return those of a table, from which the next table gets its rates."""
     from zarrfs.metrics.statistics import statistics, statistics_of_all
 
     now = None
@@ -71,7 +71,7 @@ def _print(mountpoint: str | None, form: str | None, before: _Look | None) -> _L
     return now
 
 
-def _table(now: _Look, before: _Look | None) -> Iterator[str]:
+def _table(now: _Sample, before: _Sample | None) -> Iterator[str]:
     """Yield a line for each figure that is not zero, with the rate of a counter since `before`."""
     from zarrfs.config.values import human
     from zarrfs.metrics.counters import METRICS

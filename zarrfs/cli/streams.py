@@ -1,4 +1,4 @@
-"""The standard streams of a command: errors of the output name it, and closed streams are replaced."""
+"""The standard streams of a command: errors of standard output name it, and closed streams are replaced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zarrfs.errors import SourceError, reason_of
 
 
 class _Output(io.FileIO):
-    """Standard output. What is written after a failed or interrupted write is lost, at the end of the process, too."""
+    """Standard output. After a failed or interrupted write all further output is discarded, also that at exit."""
 
     def write(self, data: bytes, /) -> int:  # type: ignore[override]
         try:

@@ -122,7 +122,7 @@ def _named(name: str, value: Any, here: str) -> Named:
         raise UsageError(f'[{at}]: expected a line source = "PATH OR URL"')
     if not (_SCHEME.match(source) or names_file(source)):
         source = _located(here, source)
-    own = _options({"fsname": name} | table, at, here, (NO_FILE,))  # as in fstab, with which mount -a compares it
+    own = _options({"fsname": name} | table, at, here, (NO_FILE,))  # as in fstab: mount -a compares the two names
     return Named(source, [own, *_storage(storage, f"{at}.storage", here)])
 
 

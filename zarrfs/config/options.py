@@ -341,9 +341,9 @@ def read(items: Iterable[str], sloppy: bool = False) -> Layer:
     """Parse items such as "ro", "blobs=/srv/blobs" or "s3.anon=true"; later ones win.
 
     "-" and "_" are the same in names. The value of "sftp.n:=3" is JSON, as Python's keywords and TOML give it. An item
-    without "=" that is no option is one more value of the item before it, if values of that have commas:
-    "allow=file,private" has been split. Raise UsageError for a bad value, and, unless
-    `sloppy`, for an unknown name; the message suggests a similar one.
+    without "=" that is not an option continues the list before it, because "allow=file,private" has been split at its
+    comma. Raise UsageError for a bad value, and, unless `sloppy`, for an unknown name; the message suggests a similar
+    one.
     """
     given = Layer()
     before, secret = "", False  # the last item with a value: its name, and whether that is a secret

@@ -66,7 +66,7 @@ _FLAGS = frozenset(
 
 
 def is_converted(name: str) -> bool:
-    """Return whether a storage option, given as protocol and name, is a number or a flag also if it is text."""
+    """Return whether the text of a storage option (PROTOCOL.NAME) is converted to a number or a flag."""
     return name.rpartition(".")[2] in _FLAGS | _NUMBERS
 
 

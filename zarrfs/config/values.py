@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 
 class Kind(NamedTuple):
-    """A kind of values."""
+    """A kind of option values."""
 
     parse: Callable[[str], Any]
     noun: str = ""  # what messages about bounds call it

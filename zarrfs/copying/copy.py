@@ -2,8 +2,8 @@
 
 A thread copies files of this machine by itself. Other values are fetched on the event loop, many at a time. A thread
 writes the small ones of a batch; large ones are written in pieces. Each file appears under its name when it is
-complete, and one that has the kind, size and time of its entry is not written again: a copy that was killed is resumed
-by running it again, without notes about it anywhere.
+complete. A file that has the kind, size and time of its entry is not written again, so an interrupted copy is resumed
+by running it again; no other state is stored.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def _summary(operations: Operations) -> str:
 
 
 async def _preload(operations: Operations, url: str) -> None:
-    """Import, once the mount is announced, what the first read of the target `url` needs."""
+    """Import the modules that the first read of the target `url` needs, once the mount is announced."""
     await operations.started.wait()
 
     def run() -> None:

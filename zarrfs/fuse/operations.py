@@ -134,7 +134,7 @@ class Operations(pyfuse3.Operations):
 
     supports_dot_lookup = True
     may_push = True  # pages may be stored in the page cache before a read, because no client can change them
-    pushes = False  # they are
+    pushes = False  # they are stored: the read-ahead window cannot be raised
     create = link = mkdir = mknod = removexattr = rename = rmdir = setattr = setxattr = symlink = unlink = _refuse
 
     def __init__(

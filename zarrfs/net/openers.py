@@ -27,7 +27,7 @@ _CLIENTS = 100  # clients of buckets, each with connections and credentials: onl
 
 
 def preload(url: str) -> None:
-    """Import what the first request to `url` needs, and read the authorities of certificates; for a thread."""
+    """Import the modules that the first request to `url` needs, and read the certificate authorities, in a thread."""
     protocol = urls.protocols(url)[-1]
     if urls.names(protocol)[0] in urls.BUCKETS:
         import zarrfs.net.buckets  # noqa: F401

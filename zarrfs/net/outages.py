@@ -1,4 +1,4 @@
-"""Outages: a server does not answer, one request at a time tries it again, and its other requests wait.
+"""Outages of servers: one request at a time is sent as a probe, while the others wait.
 
 An outage begins when a request fails and the server has answered no other request meanwhile. Any answer ends it.
 """
@@ -16,11 +16,11 @@ from zarrfs.config.redaction import redact_text
 
 log = logging.getLogger(__name__)
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts, doubled each time
-_AFTER_OTHERS = 0.01  # seconds
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds between probes, doubled each time
+_AFTER_OTHERS = 0.01  # seconds by which a request that has failed lets others go first
 _LOGGED = 1.0  # seconds after which an outage is logged: a single broken connection is not an outage
 _REASON = 200  # characters of the reason that are kept
-_PATIENCE = 5.0  # seconds that an attempt may take at least
+_PATIENCE = 5.0  # seconds that a probe may always take
 
 
 class Outage:
@@ -39,13 +39,13 @@ class Outage:
 
     @property
     def patience(self) -> float:
-        """The seconds that an attempt may take now."""
+        """The seconds that a probe may take now."""
         return max(_PATIENCE, self.seconds / 2)
 
-    async def is_my_turn(self, again: bool) -> bool:
-        """Wait; return True if the caller is the one to try now, or False if the outage is over.
+    async def may_probe(self, again: bool) -> bool:
+        """Wait until the caller may send the next probe, and return True; return False once the outage is over.
 
-        `again`: its request has failed before. Others, which may be for another value, go first.
+        `again`: the request of the caller has failed before. Others, which may be for another value, go first.
         """
         while not self._over.is_set():
             now, due = trio.current_time(), self._next + _AFTER_OTHERS * again

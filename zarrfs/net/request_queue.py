@@ -46,7 +46,7 @@ class _Want:
     """A caller that waits for the bytes [start, stop) of a value, or for the result of `call`."""
 
     __slots__ = ("ahead", "call", "done", "error", "found", "path", "reason", "request", "start", "stop", "system")
-    done: trio.Event  # once it waits in a queue
+    done: trio.Event  # exists once the caller waits in a queue
 
     def __init__(
         self, system: System, path: str, start: int = 0, stop: int = 0, ahead: bool = False,
@@ -305,7 +305,7 @@ class RequestQueue:
         attempts, failures, pause, limit = 0, 0, _FIRST_PAUSE, self._options.read_timeout
         late = outage is not None and outage.seconds >= _LATE * limit
         while True:
-            if outage is not None and not late and not await outage.is_my_turn(attempts > 0):
+            if outage is not None and not late and not await outage.may_probe(attempts > 0):
                 outage = server.outage
                 continue
             sent = trio.current_time()
@@ -351,7 +351,7 @@ class RequestQueue:
             outage = server.outage
 
     async def _patiently(self, outage: Outage, first: _Want, stop: int) -> Any:
-        """Send a request once during an outage. Raise Transient if it has no answer soon."""
+        """Send a request as the probe of an outage. Raise Transient if no answer comes within its patience."""
         patience = min(outage.patience, self._options.request_timeout)
         with trio.CancelScope(deadline=trio.current_time() + patience):
             return await self._once(first, stop)

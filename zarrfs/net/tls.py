@@ -59,7 +59,7 @@ async def context_of(tls: Tls, where: str) -> ssl.SSLContext:
 
 
 def preload_authorities() -> None:
-    """Make the usual context, which takes 30 to 50 ms, for the first connection; leave errors to that."""
+    """Make the default context in advance (30 to 50 ms). Errors are left to the first connection."""
     authorities = os.environ.get("SSL_CERT_FILE", "")
     with contextlib.suppress(OSError):
         _made(Tls(), authorities, tuple(os.stat(path).st_mtime_ns for path in [authorities] if path))

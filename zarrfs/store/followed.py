@@ -1,4 +1,4 @@
-"""FollowedStore: a store that shows the symbolic links of another one as what they lead to."""
+"""FollowedStore: a store that resolves the symbolic links of another one."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class FollowedStore(WrappingStore):
         return await self.lower.about()
 
     async def _target(self, key: str) -> str:
-        """Return the key in the lower store of what `key` leads to. Raise NotFound, NotDirectory or ReadError."""
+        """Return `key` with its links resolved, for the lower store. Raise NotFound, NotDirectory or ReadError."""
         try:
             if (await self.lower.info(key, sized=False)).kind is not Kind.SYMLINK:
                 return key

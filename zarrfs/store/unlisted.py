@@ -79,7 +79,7 @@ class NodeLayout(NamedTuple):
 
 
 class _Answers:
-    """The server's answers about documents, from which something was concluded."""
+    """The server's answers about the documents that a conclusion depends on."""
 
     __slots__ = ("_given", "_names", "_until")
 
@@ -171,7 +171,7 @@ class UnlistedStore(WrappingStore):
         if (await self.info(prefix)).kind is not Kind.DIRECTORY:
             raise NotDirectory(prefix)
         shown = await self._shown(prefix)
-        whole = self._lists and any(info.name == "zarr.json" for info in shown or ())  # hidden names are not beside it
+        whole = self._lists and any(info.name == "zarr.json" for info in shown or ())  # v3 has no hidden names
         array, rest = (None, "") if whole else await self._array(prefix)
         path = prefix[: len(prefix) - len(rest)].rstrip("/")
         layouts = [] if array is None or shown is not None else await self._layouts(path)
@@ -184,7 +184,7 @@ class UnlistedStore(WrappingStore):
                     if not (self._lists and name in found):
                         found[name] = Info(name, Kind.DIRECTORY)
             except ReadError:
-                if not whole:  # else only names are unknown that the server hides
+                if not whole:  # else the listing has all names but hidden ones
                     raise
             if not (rest or whole):
                 found |= {info.name: info for info in await self._documents(prefix, found)}
@@ -204,7 +204,7 @@ class UnlistedStore(WrappingStore):
                     yield info
             after = ""
 
-    # -- what a key is
+    # -- kinds of keys
 
     async def _is_file(self, key: str, look: bool = True) -> bool:
         """Return True if a key is a file, whose entry is then in the table of names; False if it is a directory.
@@ -287,7 +287,7 @@ class UnlistedStore(WrappingStore):
     async def _array(self, key: str) -> tuple[NodeLayout | None, str]:
         """Return (the array at or above `key`, the rest of the key), or (None, "")."""
         above = key
-        while above:  # mostly the array is known
+        while above:  # the array is usually known
             held = self._directories.get(above)
             for node in held.layouts.values() if held is not None and held.answers.hold() else ():
                 if node is not None and node.array:

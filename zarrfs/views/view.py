@@ -47,7 +47,7 @@ class File(NamedTuple):
 
     @property
     def content(self) -> Hashable:
-        """All that is not read from chunks."""
+        """The part of the file that is known without reading chunks."""
         return self.size, self.texts
 
 
