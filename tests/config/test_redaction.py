@@ -110,6 +110,7 @@ def test_only_harmless_storage_options_are_shown() -> None:
         ("zarrfs ls a --option=s3.secret=hush", "zarrfs ls a --option=s3.secret=***"),
         ("zarrfs ls a -o s3://my.bucket.secret=hush", "zarrfs ls a -o s3://my.bucket.secret=***"),
         ("zarrfs ls a -o http.headers={hush,hush},s3.anon=1", "zarrfs ls a -o http.headers=***"),
+        ("zarrfs ls a -o s3.secret-key=hush", "zarrfs ls a -o s3.secret-key=***"),
         ("zarrfs ls a --storage-options={hush}", "zarrfs ls a --storage-options=***"),
         ("zarrfs ls a --base https://me:hush@h/", "zarrfs ls a --base https://h/"),
         ("zarrfs ls a --base=https://me:hush@h/", "zarrfs ls a --base=https://h/"),
