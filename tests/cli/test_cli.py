@@ -209,7 +209,7 @@ def test_a_long_option_wins_over_the_same_in_o(opened: list[Any]) -> None:
         ("tree refs.json", "ls -R"), ("refs merge a b", "kerchunk"), ("ls refs.json -o workers=4", "cache_dir="),
         ("ls refs.json --workers 4", "cache_dir="), ("check refs.json --twice", "check once"),
         ("info refs.json --metadata-ttl 5s", "-o metadata_ttl=TIME"),
-        ("mount a b --allow-other", "-o allow_other"),
+        ("mount a b --allow-other", "-o allow_other"), ("archive create -o retries=3 a", "--blobs DIR"),
     ],
 )  # fmt: skip
 def test_what_was_removed_gets_one_line_of_advice(arguments: str, advice: str) -> None:

@@ -69,6 +69,7 @@ COMMANDS: Mapping[str, str] = {
     "archive extract": "use `zarrfs copy ARCHIVE DIR`",
     "archive list": "use `zarrfs ls -lR`",
     "archive verify": "use `zarrfs check`",
+    "archive create -o": "options of mounts have no effect there: set -O FILE, --blobs DIR or -q",
     "archive diff": "copy the archive, and compare the directories: diff -r",
     "refs": "kerchunk and VirtualiZarr make, convert and merge reference sets; `zarrfs check` lists bad entries",
     "refresh --set": "unmount, and mount again with the new options",

@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from zarrfs.cli import common
-from zarrfs.config import options
 from zarrfs.errors import UsageError, printable, reason_of
 
 EPILOG = """\b
@@ -57,12 +56,10 @@ MiB, KB). What is in the document itself is UTF-8, or base64 if it is not text. 
     help="Leave out what no archive can hold, with a warning: fifos, sockets, devices, names that are not UTF-8.",
 )  # fmt: skip
 @click.option("--sync", is_flag=True, help="Sync all files to the disk before the command ends.")
-@common.option_items
 @common.process_options
 def create(
-    paths: tuple[str, ...], output: str, force: bool, listed: str | None, null: bool, items: tuple[str, ...],
-    **given: Any,
-) -> None:  # fmt: skip
+    paths: tuple[str, ...], output: str, force: bool, listed: str | None, null: bool, **given: Any
+) -> None:
     """Write the files, directories and symbolic links PATH to an archive.
 
     Files that are small are in the document, larger ones in blobs, which are shared with those that Flux makes. Holes
@@ -73,14 +70,9 @@ def create(
 
     level = common.verbosity()
     with common.report_errors(debug=level == "debug"), orderly_end():
-        # this command reads neither zarrfs.toml nor variables
-        chosen = options.parse(common.option_words(items)).options
-        if given["blobs"] is None and chosen.blobs:
-            given["blobs"] = chosen.blobs[0]
         if given["blobs"]:
             given["blobs"] = directory_of(given["blobs"])
-        quiet = "error" in (level, chosen.log_level)
-        _create([*paths, *(_listed(listed, null) if listed else ())], output, force, quiet, **given)
+        _create([*paths, *(_listed(listed, null) if listed else ())], output, force, level == "error", **given)
 
 
 def _create(
