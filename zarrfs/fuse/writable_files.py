@@ -179,7 +179,7 @@ class FileOperations(Operations):
     ) -> EntryAttributes:
         """Set those of size, owner, permission bits and times that `fields` names. Copy the file up."""
         gone, owner = self._gone.get(inode), fields.update_uid or fields.update_gid
-        if isinstance(gone, Info) and not owner:  # visible to its open handles only
+        if isinstance(gone, Info) and not (owner or fields.update_size):  # visible to its open handles only
             mode = stat.S_IMODE(attr.st_mode) if fields.update_mode else gone.mode
             mtime = attr.st_mtime_ns if fields.update_mtime else gone.mtime_ns
             self._gone[inode] = gone._replace(mode=mode, mtime_ns=mtime)
