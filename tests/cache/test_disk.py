@@ -144,11 +144,11 @@ def test_a_damaged_block_is_a_miss_and_can_be_written_again(how: str, length: in
 def test_a_damaged_version_record_is_a_miss_and_can_be_written_again(how: str, tmp_path: Path) -> None:
     cache, version = DiskCache(str(tmp_path), SIZE), TargetVersion("e" * 400, 3)
     cache.record(T, version, time.time())
-    assert (cache.said(T) or [None])[0] == version
+    assert (cache.reported(T) or [None])[0] == version
     DAMAGES[how](blocks(tmp_path)[-1])
-    assert cache.said(T) is None
+    assert cache.reported(T) is None
     cache.record(T, version, time.time())
-    assert (cache.said(T) or [None])[0] == version
+    assert (cache.reported(T) or [None])[0] == version
 
 
 @pytest.mark.parametrize("version", [TargetVersion("e" * 600, 3), TargetVersion('"one"', 1 << 70)])
@@ -157,7 +157,7 @@ def test_a_block_of_a_version_that_is_too_long_is_not_kept(version: TargetVersio
     write(cache, 0, 3, version=version)
     cache.record(T, version, time.time())
     assert not found(cache, 0, 3, version=version)
-    assert cache.said(T) is None
+    assert cache.reported(T) is None
 
 
 def test_a_block_in_place_of_another_is_refused(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_reading_creates_no_files_and_a_removed_directory_is_made_again(tmp_path
     errors = COUNTS["disk_errors_total"]
     cache = DiskCache(str(tmp_path / "new"), 1 << 40)
     assert not found(cache, 0, 1000)
-    assert cache.said(T) is None
+    assert cache.reported(T) is None
     assert os.listdir(tmp_path) == []
     for _ in range(2):
         write(cache, 0, 1000)
@@ -514,7 +514,7 @@ def test_a_disk_that_becomes_read_only(tmp_path: Path, caplog: pytest.LogCapture
         write(cache, 1000, 2000)
         cache.record(T, TWO, time.time())
         assert found(cache, 0, 1000)
-        assert (cache.said(T) or [None])[0] == ONE
+        assert (cache.reported(T) or [None])[0] == ONE
         assert len(warnings(caplog)) == 1
         assert "read-only file system" in warnings(caplog)[0]
         cache.close()

@@ -537,7 +537,7 @@ def test_a_set_removed_from_its_server_is_not_an_absent_record_file(nginx: Nginx
         with pytest.raises(NotFound):
             await store.get("a/2")
         shutil.rmtree(root)
-        with pytest.raises(TargetChanged, match="has gone since it was first read"):
+        with pytest.raises(TargetChanged, match="was removed after it was first read"):
             await store.get("a/5")
 
     ask(f"{nginx.plain.url}/vanishing.parq", read)

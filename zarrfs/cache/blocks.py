@@ -55,7 +55,7 @@ class Blocks:
             self._disk = DiskBlocks(options, self._pins, self.ranges.usual)
         self.cache: BlockCache[Block] = BlockCache(memory_limit(options) - queue, self._is_paid, self.ranges.is_out)
         self._beginning: dict[str, trio.CapacityLimiter] = {}  # by server
-        self._droppable: LRU[Hashable, bool] = LRU(_DROPPABLE)  # large blocks in memory that the disk has as well
+        self._droppable: LRU[Hashable, bool] = LRU(_DROPPABLE)  # large blocks in memory that are on the disk, too
         self._in_order = Streams(slack=GAP, reads=4)
         self.bound_ahead()
 
@@ -87,9 +87,9 @@ class Blocks:
         end = wanted.start + size
         known = self._pins.size(wanted.at)
         # an empty block alone only bounds the size
-        said = str(end) if size or not wanted.start else f"at most {end}" if known is None or known > end else known
+        total = str(end) if size or not wanted.start else f"at most {end}" if known is None or known > end else known
         asked = f"bytes [{read[0]}, {read[0] + read[1]}) were asked for"
-        return OutOfRange(wanted.system.shown(wanted.path), f"has {said} bytes, {asked}")
+        return OutOfRange(wanted.system.shown(wanted.path), f"has {total} bytes, {asked}")
 
     async def _get(self, wanted: BlockRequest, taken: int, whole: bool = False) -> Block:
         """Return the block, cut at the end of the target; the caller uses `taken` bytes of it.

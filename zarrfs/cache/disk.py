@@ -71,7 +71,7 @@ class DiskCache:
         self._resume = 0.0  # monotonic; nothing is written before
         self._reported: set[str] = set()
 
-    def said(self, target: str, start: int | None = None, now: bool = False) -> Stored | None:
+    def reported(self, target: str, start: int | None = None, now: bool = False) -> Stored | None:
         """Return the version record of `target`; with `start`, the version in the block there if that is later."""
 
         names = [_name_of(target)] if start is None else [_name_of(target), _name_of(target, start)]

@@ -103,22 +103,22 @@ class DiskBlocks:
         version = self._pins.version(wanted)
         if version is not None or self._pins.has_no_version(wanted):
             return version
-        said = await self._said(wanted)
-        if said is None or self._is_fresh(wanted, said.version, said.seen):
-            return said and said.version
+        known = await self._reported(wanted)
+        if known is None or self._is_fresh(wanted, known.version, known.seen):
+            return known and known.version
         await self._pins.confirm(wanted, trio.current_time())
         return self._pins.version(wanted)
 
     async def knows(self, wanted: BlockRequest) -> bool:
         """Return whether blocks of a target may be on the disk, of whatever version."""
-        return await self._said(wanted) is not None
+        return await self._reported(wanted) is not None
 
-    async def _said(self, wanted: BlockRequest) -> Stored | None:
+    async def _reported(self, wanted: BlockRequest) -> Stored | None:
         target = self._target(wanted)
         try:
-            return self._cache.said(target, wanted.start, now=True)
+            return self._cache.reported(target, wanted.start, now=True)
         except BlockingIOError:
-            return await self._in_thread(lambda: self._cache.said(target, wanted.start))
+            return await self._in_thread(lambda: self._cache.reported(target, wanted.start))
 
     async def find_now(self, wanted: BlockRequest) -> Block | None:
         """Return the block if the page cache has it; otherwise, or if it is too large, None."""
@@ -209,7 +209,7 @@ class DiskBlocks:
             stored.append(part)
         seen = None
         if stored and version is None:
-            record = self._cache.said(target, now=now)
+            record = self._cache.reported(target, now=now)
             version, seen, _ = max(stored if record is None else [*stored, record], key=lambda one: one.seen)
         if version is None or not stored or any(one.version != version for one in stored):
             return None

@@ -418,11 +418,6 @@ class Operations(pyfuse3.Operations):
     # -- versions
 
     @property
-    def versions(self) -> list[StoreVersion]:
-        """The visible version, and all replaced ones that are still in use."""
-        return [self.current, *self._retired]
-
-    @property
     def store(self) -> Store:
         """The visible store."""
         return self.current.store

@@ -442,7 +442,7 @@ class ParquetStore(Store):
         try:
             found = await self._lower.info(DOCUMENT)
         except NotFound:
-            raise TargetChanged(self._shown(DOCUMENT), "has gone since it was first read") from None
+            raise TargetChanged(self._shown(DOCUMENT), "was removed after it was first read") from None
         except (StoreError, ReadError) as exc:
             raise self._named(DOCUMENT, exc) from exc
         if self._identity(found) != self._identities[DOCUMENT]:
