@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pyfuse3
@@ -92,3 +94,25 @@ def test_opening_a_file_for_reading_makes_no_listing_look_entries_up_again(
         return after - before
 
     assert trio.run(body) == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+@pytest.mark.parametrize("request_name", ["create", "mkdir", "mknod", "symlink"])
+def test_an_entry_that_cannot_be_given_to_its_creator_is_removed(
+    request_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "a file system without owners")
+
+    monkeypatch.setattr(os, "chown", refuse)
+    arguments = {"create": (0o644, os.O_RDWR), "mkdir": (0o755,), "mknod": (0o100644, 0), "symlink": (b"t",)}
+    creator = cast(pyfuse3.RequestContext, SimpleNamespace(uid=5, gid=5))
+
+    async def body() -> None:
+        mount = WritableOperations(Overlay(None, Upper(str(tmp_path), plain=True)), Options(), {}, lambda: None)
+        with pytest.raises(pyfuse3.FUSEError):
+            await getattr(mount, request_name)(pyfuse3.ROOT_INODE, b"new", *arguments[request_name], creator)
+        await mount.aclose()
+
+    trio.run(body)
+    assert os.listdir(tmp_path) == []

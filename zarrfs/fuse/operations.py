@@ -205,22 +205,13 @@ class Operations(pyfuse3.Operations):
     @handler
     async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> EntryAttributes:
         """Look up `name` in a directory; an absent name becomes a negative entry of the kernel."""
-        prefix = self.inodes.key(parent_inode)
-        if name == b".":
-            key = prefix
-        elif name == b"..":
-            key = split_key(prefix)[0]
-        else:
-            key = check_key(join_key(prefix, os.fsdecode(name)))
+        key = self._key_in(parent_inode, name)
         try:
             # not sized: the kernel holds the directory's lock during a lookup, and a target whose size is requested
             # may itself be in that directory
             info = await self._info(key, sized=False)
         except NotFound:
-            entry = EntryAttributes()
-            entry.st_ino = InodeT(0)
-            entry.entry_timeout = self._negative_timeout
-            return entry
+            return self._absent_entry()
         return self._fill(self._new_entry(), info, self.inodes.lookup(key, info.kind, info.identity))
 
     @handler
@@ -270,15 +261,10 @@ class Operations(pyfuse3.Operations):
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
         """Send entries with attributes from offset `start_id` on until the kernel's buffer is full."""
         directory, first = self._directories[fh], start_id
-        while start_id < 2:
-            name = b"." if start_id == 0 else b".."
-            key = directory.key if start_id == 0 else split_key(directory.key)[0]
-            # peek(), because the kernel counts no lookup for . and ..
-            inode = self.inodes.peek(key) or pyfuse3.ROOT_INODE
-            entry = self._fill(self._new_entry(), Info("", Kind.DIRECTORY), inode)
-            if not pyfuse3.readdir_reply(token, name, entry, start_id + 1):
+        if start_id < 2:
+            if not self._send_dots(directory.key, start_id, token):
                 return
-            start_id += 1
+            start_id = 2
         while piece := await self._entries(directory, start_id - 2, start_id > first):
             for name, info, inode in piece:
                 entry = self._fill_next(info, inode)
@@ -332,7 +318,7 @@ class Operations(pyfuse3.Operations):
         version = file.version or self.current
         data: Buffer
         try:
-            if not file.begun:
+            if not (file.begun or file.upper):
                 file.begun = True
                 await self._begin(version, file.key)
             if file.descriptor is not None:
@@ -527,6 +513,24 @@ class Operations(pyfuse3.Operations):
 
     # -- parts
 
+    def _key_in(self, inode: int, name: bytes) -> str:
+        """Return the key of the entry `name` of a directory; of the inode itself for an empty name."""
+        key = self.inodes.key(inode)
+        if name in (b"", b"."):
+            return key
+        return split_key(key)[0] if name == b".." else join_key(key, check_key(os.fsdecode(name)))
+
+    def _send_dots(self, key: str, start_id: int, token: ReaddirToken) -> bool:
+        """Send "." and ".." of a directory from offset `start_id` on; return False if the kernel's buffer is full."""
+        for offset, (name, above) in enumerate(((b".", key), (b"..", split_key(key)[0])), 1):
+            if offset > start_id:
+                # peek(), because the kernel counts no lookup for . and ..
+                inode = self.inodes.peek(above) or pyfuse3.ROOT_INODE
+                entry = self._fill(self._new_entry(), Info("", Kind.DIRECTORY), inode)
+                if not pyfuse3.readdir_reply(token, FileNameT(name), entry, offset):
+                    return False
+        return True
+
     async def _entries(self, directory: DirectoryHandle, position: int, more: bool) -> list[Listed]:
         """Return entries of the version that is visible when this returns, as DirectoryHandle.entries() does."""
         while True:
@@ -581,6 +585,13 @@ class Operations(pyfuse3.Operations):
                 return Info("", Kind.FILE, status.st_size, stat.S_IMODE(status.st_mode), status.st_mtime_ns,
                             allocated=status.st_blocks * _BLOCK, links=status.st_nlink)  # fmt: skip
         raise pyfuse3.FUSEError(errno.ESTALE)
+
+    def _absent_entry(self) -> EntryAttributes:
+        """Return the answer to a lookup of a name that does not exist."""
+        entry = EntryAttributes()
+        entry.st_ino = InodeT(0)
+        entry.entry_timeout = self._negative_timeout
+        return entry
 
     def _new_entry(self) -> EntryAttributes:
         """Return an entry with the fields that all entries of this mount have in common."""

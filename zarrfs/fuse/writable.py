@@ -38,28 +38,24 @@ class WritableOperations(FileOperations):
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, flags: FlagT, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
         """Create a file and open it."""
+        descriptor = -1
 
-        def new(now: Now) -> tuple[int, OverlayEntry, int]:
-            key = self._new_key(parent_inode, name, now)
-            with self.upper.at(key) as (directory, entry):
-                access = os.O_RDWR if self.enable_writeback_cache else flags & os.O_ACCMODE
-                descriptor = os.open(entry, access | _NEW, mode & 0o7777, dir_fd=directory)
-                try:
-                    self._give(directory, entry, mode, ctx)
-                    found = OverlayEntry(os.fstat(descriptor), None)
-                except BaseException:
-                    os.close(descriptor)
-                    os.unlink(entry, dir_fd=directory)
-                    raise
-            return descriptor, found, self._looked_up(key, found)
+        def make(directory: int, entry: bytes) -> None:
+            nonlocal descriptor
+            access = os.O_RDWR if self.enable_writeback_cache else flags & os.O_ACCMODE
+            descriptor = os.open(entry, access | _NEW, mode & 0o7777, dir_fd=directory)
 
         try:
-            descriptor, found, inode = await self.overlay.change(new, self._key_in(parent_inode, name))
+            attributes = await self._make(parent_inode, name, ctx, make, mode)
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
             raise pyfuse3.FUSEError(errno.ESTALE) from None  # the kernel looks the name up and opens it
-        return self._opened_file(descriptor, inode), self._fill_found(found, inode)
+        except BaseException:
+            if descriptor >= 0:
+                os.close(descriptor)
+            raise
+        return self._opened_file(descriptor, attributes.st_ino), attributes
 
     @handler
     @changing
@@ -206,15 +202,24 @@ class WritableOperations(FileOperations):
         self, parent_inode: int, name: bytes, ctx: RequestContext | None, make: Callable[[int, bytes], None],
         mode: int = 0,
     ) -> EntryAttributes:  # fmt: skip
-        """Create an entry with make(directory descriptor, name). `mode` is set again after a chown, of a new file."""
+        """Create an entry with make(directory descriptor, name). `mode` is set again after a chown, of a new file.
+
+        If the entry cannot be given to its creator, remove it again.
+        """
 
         def new(now: Now) -> EntryAttributes:
             key = self._new_key(parent_inode, name, now)
             with self.upper.at(key) as (directory, entry):
                 make(directory, entry)
-                if ctx is not None:
-                    self._give(directory, entry, mode, ctx)
-            return self._made(key)
+                try:
+                    if ctx is not None:
+                        self._give(directory, entry, mode, ctx)
+                except BaseException:
+                    status = os.stat(entry, dir_fd=directory, follow_symlinks=False)
+                    (os.rmdir if stat.S_ISDIR(status.st_mode) else os.unlink)(entry, dir_fd=directory)
+                    raise
+                found = OverlayEntry(os.stat(entry, dir_fd=directory, follow_symlinks=False), None)
+            return self._fill_found(found, self._looked_up(key, found))
 
         return await self.overlay.change(new, self._key_in(parent_inode, name))
 
@@ -239,12 +244,6 @@ class WritableOperations(FileOperations):
         os.chown(entry, ctx.uid, gid, dir_fd=directory, follow_symlinks=False)
         if mode & SET_IDS:  # chown has cleared them
             os.chmod(entry, stat.S_IMODE(mode), dir_fd=directory)
-
-    def _made(self, key: str) -> EntryAttributes:
-        found = OverlayEntry(self.upper.status(key), None)
-        if found.status is None:
-            raise NotFound(key)
-        return self._fill_found(found, self._looked_up(key, found))
 
     def _remove_whiteouts(self, key: str) -> None:
         """Delete the reserved names in a directory of the upper directory, so that it can be removed."""

@@ -39,16 +39,15 @@ from zarrfs.fuse.inodes import WritableInodeTable, file_of
 from zarrfs.fuse.operations import OpenFile, Operations, handler, is_settled
 from zarrfs.fuse.xattrs import MOUNT_XATTR
 from zarrfs.metrics.counters import COUNTS
-from zarrfs.store.api import Info, Kind, check_key, join_key, split_key
+from zarrfs.store.api import Info, join_key, split_key
 from zarrfs.store.overlay import MergedEntry, Overlay, OverlayEntry
 from zarrfs.system.beneath import file_version
-from zarrfs.system.localfiles import read_file
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_SYNTHETIC = b"user.zarrfs."  # extended attributes that the mount answers itself and never stores
-_STORED = (b"user.", b"trusted.")  # extended attributes that files of the upper directory may have
+_SYNTHETIC = b"user.zarrfs."  # extended attributes that the mount answers itself
+_STORED = (b"user.", b"trusted.")  # others that it has
 _ITSELF = os.O_PATH | os.O_NOFOLLOW
 _ANSWERS = {errno.ENOENT: NotFound, errno.ENOTDIR: NotDirectory, errno.EISDIR: IsDirectory}
 _REFUSALS = frozenset(
@@ -113,6 +112,16 @@ def _offset(entry: MergedEntry) -> int:
     return 3 + (hash(entry.name) & (1 << 62) - 1)
 
 
+def _is_stored(name: bytes) -> bool:
+    """Return whether files of the upper directory may have the extended attribute `name`."""
+    return name.startswith(_STORED) and not name.startswith(_SYNTHETIC)
+
+
+def _check_stored(name: bytes) -> None:
+    if not _is_stored(name):
+        raise Refused("", errno.EOPNOTSUPP)  # mv and cp -a ignore this error
+
+
 class FileOperations(Operations):
     """The handlers of a writable mount for existing files and directories."""
 
@@ -144,10 +153,7 @@ class FileOperations(Operations):
         except NotFound:
             with contextlib.suppress(NotFound):  # of the parent
                 self.inodes.unlink(self._key_in(parent_inode, name))
-            entry = EntryAttributes()
-            entry.st_ino = InodeT(0)
-            entry.entry_timeout = self._negative_timeout
-            return entry
+            return self._absent_entry()
         return self._fill_found(found, self._looked_up(key, found))
 
     @handler
@@ -207,12 +213,11 @@ class FileOperations(Operations):
         """Lower lookup counts. Close the descriptors of nameless inodes that are dropped."""
         await super().forget(inode_list)
         for inode, _ in inode_list:
-            if inode in self._gone and inode not in self.inodes:
-                gone = self._gone.pop(inode)
+            if inode not in self.inodes:
+                self._copied.discard(inode)
+                gone = self._gone.pop(inode, None)
                 if isinstance(gone, int):
                     os.close(gone)
-            if inode in self._copied and inode not in self.inodes:
-                self._copied.discard(inode)
 
     @handler
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
@@ -230,7 +235,7 @@ class FileOperations(Operations):
     @answering
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
         """Return an attribute of a file in the upper directory; user.zarrfs.* as in a read-only mount."""
-        if not name.startswith(_STORED) or name.startswith(_SYNTHETIC):
+        if not _is_stored(name):
             return await super().getxattr(inode, name, ctx)
         if not self._in_upper(inode):
             raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
@@ -246,13 +251,14 @@ class FileOperations(Operations):
         names = [MOUNT_XATTR] if inode == pyfuse3.ROOT_INODE else []  # no SOURCE_XATTR: cp -a need not copy it
         with self._path(inode) as path:
             found = (XAttrNameT(os.fsencode(name)) for name in os.listxattr(path))
-            return names + [name for name in found if name.startswith(_STORED) and not name.startswith(_SYNTHETIC)]
+            return names + [name for name in found if _is_stored(name)]
 
     @handler
     @changing
     async def setxattr(self, inode: InodeT, name: XAttrNameT, value: bytes, ctx: RequestContext) -> None:
         """Set an extended attribute. Copy the file up."""
-        await self._may_change(inode, name)
+        _check_stored(name)
+        await self.copy_up(inode)
         with self._path(inode) as path:
             os.setxattr(path, name, value)
 
@@ -260,16 +266,11 @@ class FileOperations(Operations):
     @changing
     async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> None:
         """Remove an extended attribute."""
-        if not self._in_upper(inode) and not name.startswith(_SYNTHETIC):
+        _check_stored(name)
+        if not self._in_upper(inode):
             raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
-        await self._may_change(inode, name)
         with self._path(inode) as path:
             os.removexattr(path, name)
-
-    async def _may_change(self, inode: int, name: bytes) -> None:
-        if name.startswith(_SYNTHETIC) or not name.startswith(_STORED):  # mv and cp -a ignore EOPNOTSUPP
-            raise Refused("", errno.EOPNOTSUPP)
-        await self.copy_up(inode)
 
     # -- open files
 
@@ -298,12 +299,7 @@ class FileOperations(Operations):
         file = self._files[fh]
         if not file.upper and self.inodes.file(file.inode) is not None:  # copy_up() could not open the copy for it
             self._move_up(file)
-        if not file.upper or file.descriptor is None:
-            return await super().read(fh, off, size)
-        data = await read_file(file.descriptor, off, size)
-        COUNTS["reads_total"] += 1
-        COUNTS["read_bytes_total"] += len(data)
-        return cast(bytes, data)  # pyfuse3 takes any buffer
+        return await super().read(fh, off, size)
 
     @handler
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
@@ -356,17 +352,9 @@ class FileOperations(Operations):
         if start_id == 0 or directory.entries is None:
             directory.changes = self.changes
             directory.entries = sorted(await self._list(directory.inode), key=_offset)
-        while start_id < 2:
-            key = self.inodes.key(directory.inode)
-            # peek(), because the kernel counts no lookup for . and ..
-            inode = (self.inodes.peek(split_key(key)[0]) if start_id else directory.inode) or pyfuse3.ROOT_INODE
-            entry = self._fill(self._new_entry(), Info("", Kind.DIRECTORY), inode)
-            if not pyfuse3.readdir_reply(token, FileNameT(b".." if start_id else b"."), entry, start_id + 1):
-                return
-            start_id += 1
-        if self.inodes.is_nameless(directory.inode):  # the directory was removed, so it is empty
+        prefix = self.inodes.key(directory.inode)  # ENOENT if it was removed, as on local file systems
+        if start_id < 2 and not self._send_dots(prefix, start_id, token):
             return
-        prefix = self.inodes.key(directory.inode)
         entries, counted = directory.entries, list[tuple[InodeT, int]]()
         try:
             # a slice would copy the rest of the list each time
@@ -528,8 +516,7 @@ class FileOperations(Operations):
         inode = self.inodes.peek(key)
         held: int | Info | None = None
         if inode is not None and inode not in self._gone:
-            assert found.status is not None or found.info is not None
-            held = self.upper.open(key, _ITSELF) if found.info is None or found.status is not None else found.info
+            held = found.info if found.status is None else self.upper.open(key, _ITSELF)
         try:
             yield
             self.inodes.unlink(key)
@@ -587,12 +574,6 @@ class FileOperations(Operations):
         if found is None and self.overlay.hides(key):  # an upper file with a reserved name, which find() never finds
             return False
         return self.upper.status(key) is not None or (found is not None and self.upper.covers(key))
-
-    def _key_in(self, inode: int, name: bytes) -> str:
-        key = self.inodes.key(inode)
-        if name in (b"", b"."):
-            return key
-        return split_key(key)[0] if name == b".." else join_key(key, check_key(os.fsdecode(name)))
 
     def _looked_up(self, key: str, found: OverlayEntry) -> int:
         """Return the inode of the entry at `key`. Count one lookup."""

@@ -198,11 +198,10 @@ class Overlay(Store):
 
     async def below(self, key: str) -> Info | None:
         """Return the lower entry at `key`; None if there is none, or the upper directory hides it."""
-        return None if self.lower is None or self.upper.covers(key) else await self._info_below(key)
+        return None if self.lacks(key) or self.upper.covers(key) else await self._info_below(key)
 
     async def _info_below(self, key: str) -> Info | None:
-        if self.lower is None or self.lacks(key):
-            return None
+        assert self.lower is not None
         try:
             return _with_mode(await self.lower.info(key, sized=False))
         except (NotFound, NotDirectory):
