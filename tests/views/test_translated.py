@@ -19,7 +19,7 @@ from tests.sources.zarrstores import tree_of
 from tests.store.contract import Tree, keys, listed
 from tests.views.viewstores import GROUP_2, indexed, v0, v1, v2, v3, viewed, written
 from zarrfs.errors import NotFound, ReadError, TargetChanged
-from zarrfs.store.api import Info, Value
+from zarrfs.store.api import Info, Kind, Value
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.values import BytesValue
 from zarrfs.views.translated import TranslatedView
@@ -316,6 +316,23 @@ def test_nodes_below_a_link_to_a_group_in_an_archive_are_found(tmp_path: Path) -
         with pytest.raises(NotFound):
             await view.info("l/nothing")
         assert [info.name for info in await listed(view, "g")] == [".zgroup", "h", "m"]
+        await view.aclose()
+
+    trio.run(main)
+
+
+def test_a_link_that_leads_nowhere_is_the_same_below_another_link(tmp_path: Path) -> None:
+    tree = {"g/.zgroup": GROUP_2, "g/a/.zarray": v2(), "g/a/0.0": b"y"}
+
+    async def main() -> None:
+        view = TranslatedView(indexed(tmp_path, tree, {"l": "g", "g/bad": "nowhere", "g/a/0.1": "nowhere"}), 3)
+        for group in ("g", "l"):
+            for key in (f"{group}/bad", f"{group}/a"):
+                assert (await view.info(key)).kind is Kind.DIRECTORY
+            for key in (f"{group}/bad/zarr.json", f"{group}/a/0.1"):
+                assert (await view.info(key)).unreadable
+                with pytest.raises(ReadError, match="nowhere"):
+                    await view.get(key)
         await view.aclose()
 
     trio.run(main)

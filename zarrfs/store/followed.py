@@ -26,7 +26,9 @@ class FollowedStore(WrappingStore):
         try:
             info = await self.lower.info(key, sized)
         except (NotFound, NotDirectory):  # perhaps it lies below a link
-            info = await self.lower.info(await followed(self.lower, key), sized)
+            above, name = split_key(key)
+            key = join_key(await followed(self.lower, above), name)
+            info = await self.lower.info(key, sized)
         return (await followed_info(self.lower, key, info, sized))[1]._replace(name=split_key(key)[1])
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
