@@ -423,13 +423,13 @@ def test_fifos_and_devices_are_refused_without_waiting(user: Path, tmp_path: Pat
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for special in (pipe, "/dev/zero"):
-        assert refused(f"s3.secret=@{special}") == f"option s3.secret: {special}: is no regular file"
-        assert refused(f"config={special}") == f"{special}: is no regular file"
+        assert refused(f"s3.secret=@{special}") == f"option s3.secret: {special}: is not a regular file"
+        assert refused(f"config={special}") == f"{special}: is not a regular file"
         write(user, f'[source.a]\nsource = "@{special}"\n')
-        assert refused(source="a") == f"{user} [source.a]: source: {special}: is no regular file"
+        assert refused(source="a") == f"{user} [source.a]: source: {special}: is not a regular file"
     user.unlink()
     os.mkfifo(user)
-    assert refused() == f"{user}: is no regular file"
+    assert refused() == f"{user}: is not a regular file"
 
 
 def test_pipes_of_shells_are_read() -> None:

@@ -101,7 +101,7 @@ def test_a_mount_point_that_is_no_directory_is_refused(tmp_path: Path) -> None:
     [
         (str(DATA / "references/combined_v1.json"), "not a directory: the source comes first, then the mount point"),
         (str(DATA / "zarr/v2_hier"), "is a Zarr store, and "),
-        ("s3://bucket/x", "a URL is no mount point: the source comes first"),
+        ("s3://bucket/x", "a URL is not a mount point: the source comes first"),
     ],
 )
 def test_swapped_arguments_are_recognised(tmp_path: Path, mountpoint: str, says: str) -> None:

@@ -95,9 +95,9 @@ def test_a_damaged_shard_at_the_edge_of_the_array_is_an_error(before: tuple[tupl
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"chunk_shape": [3]}, r"shards of \[4\] are no whole number of chunks of \[3\]"),
-        ({"chunk_shape": [0]}, "no whole number"),
-        ({"chunk_shape": [2.0]}, "no whole number"),
+        ({"chunk_shape": [3]}, r"shards of \[4\] are not a whole number of chunks of \[3\]"),
+        ({"chunk_shape": [0]}, "not a whole number"),
+        ({"chunk_shape": [2.0]}, "not a whole number"),
         ({"chunk_shape": [2, 2]}, "where shards have 1 dimensions"),
         ({"chunk_shape": None}, "where shards have 1 dimensions"),
         ({"index_location": "middle"}, "index_location middle is not known"),

@@ -159,7 +159,7 @@ class BlobReader(TargetReader):
         return found
 
     def resolve(self, url: str, shown: bool = True) -> str:
-        """Return where `url` is read from: the first place that is no directory or has such a file, else the first."""
+        """Return where `url` is read from: the first place that is remote or has such a file, else the first."""
         blobref, _ = _split(url)
         places = [place for place in self._places if place.kind != _CACHE]
         found = [place for place in places if place.directory is None or os.path.exists(place.at(blobref))]

@@ -19,7 +19,7 @@ _HASHES = {"sha1": hashlib.sha1, "sha256": hashlib.sha256}  # hashlib.new() woul
 
 
 def canonical(text: str) -> str | None:
-    """Return the blobref `text` in lower case, or None if it is no blobref. Only its result may be used in a path."""
+    """Return the blobref `text` in lower case, or None if it is invalid. Only its result may be used in a path."""
     text = text.lower()
     return text if _BLOBREF.fullmatch(text) else None
 

@@ -45,7 +45,7 @@ def _check(source: str) -> None:
 
 
 def check_sources(sources: Iterable[str]) -> None:
-    """Raise UsageError for the first name that is no blob source. No server is contacted."""
+    """Raise UsageError for the first name that is not a blob source. No server is contacted."""
     for source in sources:
         _check(source)
 

@@ -180,7 +180,7 @@ def content(path: str) -> tuple[bytes, os.stat_result]:
         if stat.S_ISFIFO(status.st_mode) and os.readlink(f"/proc/self/fd/{descriptor}").startswith("pipe:"):
             os.set_blocking(descriptor, True)
         elif not stat.S_ISREG(status.st_mode) and os.path.realpath(path) != os.devnull:
-            raise ValueError("is no regular file")
+            raise ValueError("is not a regular file")
         data = file.read(_FILE_SIZE + 1)
     if len(data) > _FILE_SIZE:
         raise ValueError("holds more than 1 MiB")

@@ -156,7 +156,7 @@ class TargetDirectory:
             return os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=within)
         except NotADirectoryError:
             if not self._overwrite:
-                raise InTheWay("is there already, and is no directory: see --overwrite") from None
+                raise InTheWay("exists already, and is not a directory: see --overwrite") from None
         _permitted(above, within, lambda: os.unlink(name, dir_fd=within))
         return self._make_in(within, above, folder)
 

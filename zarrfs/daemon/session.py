@@ -121,7 +121,7 @@ def _check_order(source: str, mountpoint: str) -> None:
     """Raise MountError if the arguments seem to be swapped: MOUNTPOINT looks like a source."""
     swapped = "the source comes first, then the mount point"
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", mountpoint) and not os.path.lexists(mountpoint):
-        raise MountError(f"{without_secrets(mountpoint)}: a URL is no mount point: {swapped}")
+        raise MountError(f"{without_secrets(mountpoint)}: a URL is not a mount point: {swapped}")
     if not os.path.isdir(source) or mounts.mount_at(mounts.canonical(mountpoint)) is not None:
         return  # other checks report an existing mount, which may not answer
     if os.path.isfile(mountpoint):

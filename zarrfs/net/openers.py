@@ -46,7 +46,7 @@ class Openers:
         check_web_options(options)
 
     async def find(self, url: str) -> tuple[System, str]:
-        """Return (the system that serves `url`, which is no chain, the path of `url` in it).
+        """Return (the system that serves `url`, which is not a chain, the path of `url` in it).
 
         Raise ReadError if nothing can serve `url`: an unknown protocol, a missing package, a bucket with a password,
         options or an environment that cannot be used.

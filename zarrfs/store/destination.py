@@ -56,7 +56,7 @@ def check_destination(shown: str, form: str, replace: bool) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise UsageError(f"{shown}: is a directory; {form} is a file")
     if not stat.S_ISREG(status.st_mode):
-        raise UsageError(f"{shown}: is no regular file")
+        raise UsageError(f"{shown}: is not a regular file")
     if not replace:
         raise UsageError(f"{shown}: already exists; --force replaces it")
 

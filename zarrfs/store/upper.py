@@ -148,7 +148,7 @@ class Upper:
         if found is None:
             names = [name for name in os.listdir(self.path) if not name.startswith((RESERVED, RECORD))]
             if names and names != ["lost+found"]:
-                rule = f"is no upper directory of zarrfs (no {RECORD}) and not empty: it holds {sorted(names)[0]!r}"
+                rule = f"is neither an upper directory of zarrfs (no {RECORD}) nor empty: it holds {min(names)!r}"
                 raise SourceError(self.path, rule)
             return False
         if found.get("source") != over.get("source"):
@@ -246,7 +246,7 @@ class Upper:
     def covers(self, key: str, itself: bool = True) -> bool:
         """Return whether the upper directory hides the lower entry `key`.
 
-        Whiteouts, opaque directories, and upper entries above `key` that are no directories hide it; with `itself`,
+        Whiteouts, opaque directories, and upper entries above `key` that are not directories hide it; with `itself`,
         also an upper entry at `key` that is no directory.
         """
         names, directory = os.fsencode(key).split(b"/") if key else [], self._base.descriptor

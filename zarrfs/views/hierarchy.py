@@ -472,7 +472,7 @@ def _version(info: Info) -> tuple[int | None, ...]:
 
 
 def _layout(node: Node) -> int | None:
-    """Return a hash of what decides about the chunks of an array; None if it is no array."""
+    """Return a hash of the metadata that decides how the chunks of an array are read; None if it is not an array."""
     array = node.metadata
     if not isinstance(array, ArrayMetadata):
         return None

@@ -29,7 +29,7 @@ def transpose(configuration: Mapping[str, JSON], decoded: Representation, contex
     order: Any = configuration["order"]
     axes = range(len(decoded.shape))
     if decoded.dtype is None or sorted(order) != list(axes):
-        raise CodecError("transpose", f"order {order} is not one of {len(axes)} axes")
+        raise CodecError("transpose", f"order {order} is not a permutation of {len(axes)} axes")
     stored = decoded._replace(shape=tuple(decoded.shape[axis] for axis in order))
     inverse = tuple(order.index(axis) for axis in axes)
     return lambda value: value.transpose(inverse), stored
@@ -101,7 +101,7 @@ def shuffle(configuration: Mapping[str, JSON], decoded: Representation, context:
     if itemsize is None:  # in Zarr v3; zarr-python then uses the size of an item
         itemsize = context.itemsize or 4
     if type(itemsize) is not int or itemsize < 0:
-        raise CodecError("shuffle", f"elementsize {itemsize} is no number of bytes")
+        raise CodecError("shuffle", f"elementsize {itemsize} is not a number of bytes")
 
     if itemsize <= 1:
         return lambda value: value, decoded.longer(0)
@@ -118,7 +118,7 @@ def categorize(configuration: Mapping[str, JSON], decoded: Representation, conte
     if dtype is None or dtype.kind not in "SUO" or given != dtype or coded.kind not in "iu":
         raise CodecError("categorize", f"from {given} to {coded}, the array has {dtype}")
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-        raise CodecError("categorize", "labels that are no text")
+        raise CodecError("categorize", "labels that are not text")
     known = np.array(["", *labels], dtype)
 
     def decode(value: Any) -> Array:

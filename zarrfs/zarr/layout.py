@@ -195,5 +195,5 @@ def _parse_encoding(value: JSON, depth: int = 0) -> KeyTemplate:
 def _text(configuration: dict[str, Any], name: str) -> str | None:
     value = configuration.get(name)
     if value is not None and not isinstance(value, str):
-        raise MetadataError(f"chunk_key_encoding: {name} is no text")
+        raise MetadataError(f"chunk_key_encoding: {name} is not text")
     return value

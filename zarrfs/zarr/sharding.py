@@ -24,7 +24,7 @@ def parse_codecs(value: JSON, shape: tuple[int, ...], depth: int = 0) -> tuple[C
             order: Any = configuration.get("order")
             valid = isinstance(order, list) and all(type(at) is int for at in order)
             if not valid or sorted(order) != [*range(len(shape))]:
-                raise CodecError(name, f"order {order} is not one of {len(shape)} axes")
+                raise CodecError(name, f"order {order} is not a permutation of {len(shape)} axes")
             shape = tuple(shape[at] for at in order)
         # endian: the name of the codec "bytes" before the specification was accepted
         found.append(CodecSpec("bytes" if name == "endian" else name, configuration, shards))
@@ -38,7 +38,7 @@ def _parse_shards(configuration: dict[str, JSON], shape: tuple[int, ...], depth:
     if not isinstance(inner, list) or len(inner) != len(shape):
         raise CodecError(SHARDING, f"chunk_shape {inner} where shards have {len(shape)} dimensions")
     if any(type(step) is not int or step < 1 or whole % step for step, whole in zip(inner, shape, strict=True)):
-        raise CodecError(SHARDING, f"shards of {list(shape)} are no whole number of chunks of {inner}")
+        raise CodecError(SHARDING, f"shards of {list(shape)} are not a whole number of chunks of {inner}")
     location = configuration.get("index_location", "end")
     if location not in ("start", "end"):
         raise CodecError(SHARDING, f"index_location {location} is not known")
