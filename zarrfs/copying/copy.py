@@ -48,7 +48,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 LARGE = 8 << 20  # bytes: a larger value that must be fetched is fetched and written in pieces
 _BATCH, _BATCH_BYTES = 64, LARGE  # entries, and bytes, that a thread writes in one call
-_IN_FLIGHT, _AT_ONCE = 6, 32  # batches at the same time, and values of each that are fetched at the same time
+_IN_FLIGHT = 6  # batches at the same time
+_REMOTE, _LOCAL = 32, 4  # values of a batch that are fetched at the same time: each takes a task
 _THREADS = min(4, os.cpu_count() or 1)
 _MEMORY = 64 << 20  # bytes of pieces of large values that are fetched and not written yet
 _UNKNOWN = 256 << 10  # bytes assumed for a value of unknown size; it counts as large if it has more
@@ -216,7 +217,7 @@ class _Copier:
                     self._fail(item.key, exc)
 
         iterator = iter(items)  # one for all tasks
-        await for_each(work, [iterator] * min(_AT_ONCE, len(items)))
+        await for_each(work, [iterator] * min(_REMOTE if self._store.remote else _LOCAL, len(items)))
 
     async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
         found = await trio.to_thread.run_sync(function, *args, limiter=self._threads)
@@ -343,8 +344,9 @@ class _Copier:
         """Open a value, and read it unless it is large or a local file."""
         store, key, info = self._store, item.key, item.info
         value = item.value = await (store.open(key) if info.size is None else open_sized(store, key, info.size))
-        time = value.info.mtime_ns if info.mtime_ns is None else info.mtime_ns
-        item.info = info._replace(size=value.size, mtime_ns=time)
+        if info.size is None or info.mtime_ns is None:
+            time = value.info.mtime_ns if info.mtime_ns is None else info.mtime_ns
+            item.info = info._replace(size=value.size, mtime_ns=time)
         if item.ready:
             return
         item.large = _data_bytes(item.info) > (_UNKNOWN if info.size is None else LARGE)
