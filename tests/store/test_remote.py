@@ -253,9 +253,11 @@ def test_an_empty_directory_has_a_listing(page: str) -> None:
     assert entries_of(page, "http://h/d/") == []
 
 
-def test_a_server_with_a_titled_page_for_every_name_has_no_listings(faulty: Faulty) -> None:
+@pytest.mark.parametrize("busy", [(), (503,), (429,)], ids=["", "busy", "throttled"])
+def test_a_server_with_a_titled_page_for_every_name_has_no_listings(busy: tuple[int, ...], faulty: Faulty) -> None:
     for path in ("/d/", f"/d/{http._NOBODYS}/", "/e/"):
         faulty.put(path, b"<title>Staff directory</title>", forever="html")
+    faulty.head(f"/d/{http._NOBODYS}/", *busy)
 
     async def check() -> None:
         store = FsspecStore(faulty.url, OPTIONS)

@@ -92,8 +92,7 @@ class HttpSystem(System):
 
         async def ask(url: str) -> str:
             async with await self._web.request("HEAD", url) as response:
-                if response.status >= 500 or response.status == 429:
-                    _check_status(response, url)
+                _check_busy(response, url)
                 return response.headers.get(name)
 
         return await self._call(ask, path)
@@ -236,6 +235,7 @@ class HttpSystem(System):
         server = web_host(url)
         if server not in self._answering:
             async with await self._web.request("HEAD", child(url, _NOBODYS) + "/") as response:
+                _check_busy(response, url)
                 self._answering[server] = response.status == 200
         return self._answering[server]
 
@@ -393,6 +393,12 @@ def _check_status(response: Response, url: str) -> None:
         raise AccessDenied(without_secrets(url), "Azure shows no private container to anonymous requests", 403)
     if response.status not in _SERVED:
         raise_for_status(response.status, url, response.reason, response.headers.get("Retry-After"))
+
+
+def _check_busy(response: Response, url: str) -> None:
+    """Raise Transient if an answer says nothing about its value, because the server is busy."""
+    if response.status == 429 or (response.status >= 500 and response.status != 501):  # 501: it does not know HEAD
+        _check_status(response, url)
 
 
 def child(url: str, name: str) -> str:
