@@ -116,7 +116,7 @@ async def _refused(*_: Any) -> Any:
 _refuse: Any = _refused  # Any, because the methods that it replaces have other parameters
 
 
-def is_settled(changed: int) -> bool:
+def _is_settled(changed: int) -> bool:
     """Return whether any later change of a file gets another time than `changed` (ns since 1970).
 
     Two changes within one clock tick may have the same time. A time a minute or more in the future was set explicitly,
@@ -186,14 +186,9 @@ class Operations(pyfuse3.Operations):
         key = self.inodes.key(number)
         return join_key(key, os.fsdecode(name)) if operation in _NAMED else key
 
-    @property
-    def open_handles(self) -> int:
-        """The number of open files and directories."""
-        return len(self._files) + len(self._directories)
-
     def stats(self) -> dict[str, Any]:
         """Return the figures of the mount for `zarrfs stats`."""
-        return {**counters(), "inodes": len(self.inodes), "open_files": self.open_handles}
+        return {**counters(), "inodes": len(self.inodes), "open_files": len(self._files) + len(self._directories)}
 
     async def aclose(self) -> None:
         """Close all versions."""
@@ -300,13 +295,9 @@ class Operations(pyfuse3.Operations):
             raise pyfuse3.FUSEError(errno.ESTALE)
         if file.value is not None:
             self.inodes.sizes.learned(inode, file.value.size)
-        immutable = version.store.immutable
-        keep = pages is not None and (immutable or self._page_versions.get(inode, pages) == pages)
-        if not immutable:
-            # Two changes in quick succession may have the same time, so the pages of a value that has just changed
-            # are dropped at its next open.
-            changed = 0 if file.value is None else file.value.info.mtime_ns or 0
-            self._page_versions[inode] = pages if is_settled(changed) else None
+        keep = version.store.immutable
+        if not keep:
+            keep = self._keeps_pages(inode, pages, 0 if file.value is None else file.value.info.mtime_ns or 0)
         version.users += 1
         file.version = version
         return FileInfo(fh=self._add_file(file), keep_cache=keep)
@@ -512,6 +503,16 @@ class Operations(pyfuse3.Operations):
             self.leave(file.version)
 
     # -- parts
+
+    def _keeps_pages(self, inode: int, version: Hashable, changed: int) -> bool:
+        """Return whether the pages that the kernel may have of a file are of `version`; None: unknown.
+
+        Two changes in quick succession may have the same time, so the pages of a file that has just `changed` (ns
+        since 1970) are dropped at its next open.
+        """
+        keep = version is not None and self._page_versions.get(inode, version) == version
+        self._page_versions[inode] = version if _is_settled(changed) else None
+        return keep
 
     def _key_in(self, inode: int, name: bytes) -> str:
         """Return the key of the entry `name` of a directory; of the inode itself for an empty name."""

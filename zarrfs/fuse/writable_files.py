@@ -36,7 +36,7 @@ from pyfuse3 import (
 from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, Refused
 from zarrfs.fuse.inodes import WritableInodeTable, file_of
-from zarrfs.fuse.operations import OpenFile, Operations, handler, is_settled
+from zarrfs.fuse.operations import OpenFile, Operations, handler
 from zarrfs.fuse.xattrs import MOUNT_XATTR
 from zarrfs.metrics.counters import COUNTS
 from zarrfs.store.api import Info, join_key, split_key
@@ -434,9 +434,8 @@ class FileOperations(Operations):
         keep = self.overlay.immutable
         if not keep:
             status = os.fstat(descriptor)
-            version, changed = file_version(status), max(status.st_mtime_ns, status.st_ctime_ns)
-            keep = self._page_versions.get(inode, version) == version
-            self._page_versions[inode] = version if is_settled(changed) else None
+            changed = max(status.st_mtime_ns, status.st_ctime_ns)
+            keep = self._keeps_pages(inode, file_version(status), changed)
         return FileInfo(fh=self._add_file(OpenFile(self._name(inode), inode, descriptor, upper=True)), keep_cache=keep)
 
     def _name(self, inode: int) -> str:
