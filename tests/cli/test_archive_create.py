@@ -201,6 +201,11 @@ def test_outputs_are_not_archived(place: Path) -> None:
     with open("in/out.json", "wb") as file:
         subprocess.run([PROGRAM, "archive", "create", "in", "--exclude", "blobs"], stdout=file, check=True)
     assert "in/out.json" not in paths((place / "in/out.json").read_bytes())
+    (place / "link").symlink_to("in")
+    for _ in range(2):
+        done = run("archive", "create", "link/sub", "-O", "in/sub/new.json", "--blobs", "in/sub/blobs", "--force")
+        assert done.returncode == 0
+        assert paths((place / "in/sub/new.json").read_bytes()) == ["link/sub", "link/sub/b.txt", "link/sub/c.tmp"]
 
 
 def test_names_that_are_reserved_for_unfinished_copies_are_not_archived(place: Path) -> None:

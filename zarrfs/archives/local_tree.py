@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator
 from typing import Self
@@ -20,8 +21,8 @@ _OWN = "is an output of this command"
 class LocalTree(Tree):
     """The entries below the directory `base`.
 
-    `excludes`: globs of names at any depth, or with a "/" of paths, which are left out with all below; `own`: real
-    paths of the outputs, which are left out. Raise UsageError if `base` cannot be opened.
+    `excludes`: globs of names at any depth, or with a "/" of paths, which are left out with all below; `own`:
+    paths of the outputs, which are left out, too. Raise UsageError if `base` cannot be opened.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class LocalTree(Tree):
         except SourceError as exc:
             raise UsageError(str(exc)) from exc
         super().__init__(store, base, warn, skip)
-        self._base, self._own = store, {os.path.relpath(path, os.path.realpath(base)) for path in own}
+        self._base, self._own = store, own
         self._excludes = Globs(excludes)
 
     def __enter__(self) -> Self:
@@ -55,7 +56,7 @@ class LocalTree(Tree):
             info = await self._info(path)
             cover = next((above for above in _above(path) if above in kept), None)
             if cover is None:
-                if (path or ".") in self._own:
+                if self._is_own(path):
                     raise UsageError(f"{path or '.'}: {_OWN}, so it cannot be archived")
                 async for entry in self.below(entry_of(path, info), archive_rule):
                     yield entry
@@ -75,9 +76,16 @@ class LocalTree(Tree):
     def _left_out(self, entry: Entry) -> bool:
         if self._excludes.match(entry.key):
             return True
-        if entry.key in self._own:
+        if any(entry.key.endswith(os.path.basename(path)) for path in self._own) and self._is_own(entry.key):
             self.warn(f"{self.error(entry, _OWN)}: left out")
             return True
+        return False
+
+    def _is_own(self, key: str) -> bool:
+        """Return whether an entry is an output, also if links lead to it."""
+        with contextlib.suppress(OSError):
+            status = os.lstat(os.path.join(self._base.path, key))
+            return any(os.path.exists(path) and os.path.samestat(status, os.stat(path)) for path in self._own)
         return False
 
     async def _info(self, path: str) -> Info:
