@@ -23,7 +23,9 @@ from tests.conftest import DATA, PROGRAM, run, tmpfs
 from tests.copying.trees import FileState, archive_of, snapshot
 from tests.mounts.mounting import mounted, until
 from tests.servers import Faulty, Nginx
-from zarrfs.store.api import Kind
+from zarrfs.copying.target_directory import Folder, TargetDirectory
+from zarrfs.store.api import Info, Kind
+from zarrfs.store.directory import FIFO
 
 KILLS = int(os.environ.get("ZARRFS_KILLS", "2"))  # ZARRFS_KILLS=100 tries harder than CI
 BIG = 20 << 20  # bytes: more than is written in one piece
@@ -579,3 +581,17 @@ def test_directories_that_turn_into_links_meanwhile(tmp_path: Path) -> None:
         attacker.join()
     # the attacker's own links are created there, too
     assert [name for name in os.listdir(outside) if not os.path.islink(outside / name)] == []
+
+
+def test_a_fifo_that_turns_into_a_link_meanwhile(tmp_path: Path) -> None:
+    outside, out = tmp_path / "outside", tmp_path / "out"
+    outside.write_text("private")
+    outside.chmod(0o600)
+    target = TargetDirectory(str(out), Info("", Kind.DIRECTORY), False)
+    directory = target.enter(Folder("", Info("", Kind.DIRECTORY), None, own=True))
+    (out / "fifo").symlink_to(outside)
+    with contextlib.suppress(OSError):
+        target.dress_special(directory, Info("fifo", Kind.FILE, 1, 0o666, unreadable=FIFO))
+    os.close(directory)
+    target.close()
+    assert outside.stat().st_mode & 0o777 == 0o600

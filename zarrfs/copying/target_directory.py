@@ -224,12 +224,15 @@ class TargetDirectory:
             _permitted(folder, directory, make)
         except FileExistsError:
             raise InTheWay(_TAKEN) from None
-        self.dress_special(directory, info)
 
     def dress_special(self, directory: int, info: Info) -> None:
         """Set the time of a symbolic link, and the mode and time of a FIFO. Raise OSError."""
         if info.kind is Kind.FILE and info.mode is not None:
-            os.chmod(info.name, info.mode, dir_fd=directory)
+            found = os.open(info.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+            try:  # chmod(2) would follow a link that has taken the name
+                os.chmod(f"/proc/self/fd/{found}", info.mode)
+            finally:
+                os.close(found)
         if info.mtime_ns is not None:
             os.utime(info.name, ns=(info.mtime_ns, info.mtime_ns), dir_fd=directory, follow_symlinks=False)
 
