@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from tests.conftest import PROGRAM, run
+from zarrfs.archives.local_tree import LocalTree
 from zarrfs.archives.writer import BlobDirectory
+from zarrfs.errors import SourceError
 
 KILLS = 3  # per test here; 100 have been run as well
 
@@ -211,3 +214,23 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path, argume
     assert done.returncode == 1
     assert done.stderr == "zarrfs: file: changed while it was read: try again when nothing writes to it\n"
     assert sorted(os.listdir(tmp_path)) in (["b", "file"], ["file"])
+
+
+def test_a_directory_that_turns_into_a_link_meanwhile(tmp_path: Path) -> None:
+    (tmp_path / "base/a").mkdir(parents=True)
+    (tmp_path / "base/z").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/private").touch()
+    seen = []
+
+    async def archive() -> None:
+        with LocalTree(str(tmp_path / "base"), print) as tree:
+            async for entry in tree.entries(["."]):
+                seen.append(entry.key)
+                if entry.key == "a":
+                    (tmp_path / "base/z").rmdir()
+                    (tmp_path / "base/z").symlink_to(tmp_path / "outside")
+
+    with pytest.raises(SourceError, match="z: "):
+        trio.run(archive)
+    assert seen == ["a", "z"]

@@ -67,6 +67,8 @@ class LocalTree(Tree):
                     raise self.error(entry_of(path, info), rule)
 
     async def children(self, key: str) -> Iterator[Entry]:
+        if (await self.store.info(key)).kind is not Kind.DIRECTORY:  # it is a link now, which would be followed
+            raise NotDirectory(key)
         return (entry for entry in await super().children(key) if not self._left_out(entry))
 
     async def open(self, entry: Entry, size: int) -> Value:  # in this thread: the command has no other tasks
