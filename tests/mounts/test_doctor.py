@@ -69,6 +69,12 @@ def test_each_problem_of_a_machine_is_found_by_its_check_alone(machine: Machine)
     assert (found["cache"], found["configuration"]) == ("problem", "warning")
 
 
+def test_a_file_is_no_cache_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").touch(0o755)
+    done = run("doctor", "-o", f"cache_dir={tmp_path}/file")
+    assert ("problem", "cache") in [one[:2] for one in findings(done)]
+
+
 def alone(directory: Path) -> tuple[str, ...]:
     """Return the command line of a zarrfs that sees only the mounts below a directory.
 

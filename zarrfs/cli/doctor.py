@@ -163,7 +163,7 @@ def _cache(options: Options) -> Iterator[Finding]:
         place = path and os.path.abspath(path)
         while place and not os.path.lexists(place):
             place = os.path.dirname(place)
-        if place and os.access(place, os.W_OK | os.X_OK):
+        if place and os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK):
             yield Finding("cache", OK, path or "")
         elif place:
             yield Finding("cache", state, f"{place} cannot be written to", "name another directory")
