@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -173,6 +174,22 @@ def test_daemons_killed_while_they_write_blocks_leave_whole_blocks(nginx: Nginx,
         outcome = read_all(root, whole(values), 4)
         assert (outcome.right, outcome.failed) == (len(values), {})
     assert usage(blocks) <= bound
+
+
+def test_leases_that_a_killed_daemon_left_long_ago_delay_nobody(nginx: Nginx, tmp_path: Path) -> None:
+    values = cut(publish(nginx.plain.root, "left.bin", 2 << 20), "v", 100_000, gap=50_000)
+    source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/left.bin": values})
+    options = f"cache_dir={tmp_path}/blocks,prefetch=0B"
+    with mounted(source, tmp_path / "mnt", options) as root:
+        assert read_all(root, whole(values), 8).right == len(values)
+        wait_for(lambda: all_written(tmp_path / "blocks"))
+    for path in [path for path in (tmp_path / "blocks").rglob("*") if path.is_file()]:
+        path.rename(f"{path}.lease")
+        os.utime(f"{path}.lease", (1e9, 1e9))
+    with mounted(source, tmp_path / "mnt", options) as root:
+        began = time.monotonic()
+        assert read_all(root, whole(values), 1).right == len(values)
+        assert time.monotonic() - began < 7.5  # a live holder would be waited for at least 5 s each time
 
 
 # -- shared and damaged directories

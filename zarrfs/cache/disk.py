@@ -161,13 +161,13 @@ class DiskCache:
             return None
         return True
 
-    def holder(self, target: str, start: int) -> tuple[int, int] | None:
-        """Return a token of the lease on a block, which changes as its holder writes; None if there is no lease."""
+    def holder(self, target: str, start: int) -> tuple[int, float] | None:
+        """Return the inode of the lease on a block, and when it was last written; None if there is no lease."""
         try:
             status = self._directory.stat_lease(_name_of(target, start))
         except OSError:
             return None
-        return status.st_ino, status.st_mtime_ns
+        return status.st_ino, status.st_mtime
 
     def release(self, target: str, start: int) -> None:
         """Release a lease, if this process still holds it."""

@@ -39,6 +39,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE, _PAUSE = 0.005, 0.25, 0.3  # of a waiter: seconds,
 # A lease holder is too slow after _SLOW times the usual duration of a request (_USUAL seconds before one is known),
 # and at least _SLOW_LEAST seconds; in any case after a quarter of read_timeout=.
 _USUAL, _SLOW, _SLOW_LEAST = 1.5, 10, 5.0
+_ABANDONED = 600.0  # seconds: an older lease is that of a killed process, however the clocks of nodes differ
 
 
 class _Found(NamedTuple):
@@ -184,7 +185,8 @@ class DiskBlocks:
             another = await self._in_thread(lambda: self._cache.holder(target, start))
             if another != holder:
                 holder, since = another, now
-            elif now - since >= patience:  # it was killed, or is stopped
+            abandoned = another is not None and time.time() - another[1] > _ABANDONED
+            if abandoned or now - since >= patience:  # it was killed, or is stopped
                 await self._in_thread(lambda: self._cache.break_lease(target, start))
 
     def _patience(self) -> float:
