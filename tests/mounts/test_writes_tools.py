@@ -118,7 +118,7 @@ def test_an_sqlite_database_is_intact_after_concurrent_writers(journal: str, pla
 def test_git_repositories_are_intact_after_a_remount(place: Place) -> None:
     with place.mounted() as root:
         work = root / "d"
-        identity = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+        identity = ["-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "maintenance.auto=false"]
         sh("git", "init", "-q", cwd=work)
         sh("git", "add", ".", cwd=work)
         sh("git", *identity, "commit", "-q", "-m", "one", cwd=work)
