@@ -200,7 +200,7 @@ def test_rules_of_every_generation_are_enforced(name: str, members: dict[str, An
         ("zarr.json", {"chunk_key_encoding": "fanout"}, "'fanout' is not known"),
         ("zarr.json", {"chunk_key_encoding": ...}, "missing"),
         ("zarr.json", {"chunk_key_encoding": {"name": "v2", "configuration": {"separator": "-"}}}, "separator"),
-        ("zarr.json", {"chunk_key_encoding": {"name": "v2", "configuration": {"separator": 3}}}, "no text"),
+        ("zarr.json", {"chunk_key_encoding": {"name": "v2", "configuration": {"separator": 3}}}, "not text"),
         ("zarr.json", {"chunk_key_encoding": {"name": "v2", "configuration": {"prefix": "../.."}}}, "is not a key"),
         ("zarr.json", {"chunk_key_encoding": {"name": "suffix", "configuration": {"suffix": "7"}}}, "suffix begins"),
         ("zarr.json", {"codecs": []}, "codecs"), ("zarr.json", {"codecs": [3]}, "codecs"),
