@@ -72,19 +72,30 @@ class DiskCache:
         self._reported: set[str] = set()
 
     def reported(self, target: str, start: int | None = None, now: bool = False) -> Stored | None:
-        """Return the version record of `target`; with `start`, the version in the block there if that is later."""
+        """Return the version record of `target`; with `start`, the version in the block there if that is later.
 
-        names = [_name_of(target)] if start is None else [_name_of(target), _name_of(target, start)]
-        found = [self._try(functools.partial(self._says, name, now), now) for name in names]
-        return max(filter(None, found), key=lambda one: one.seen, default=None)
+        A block that is the whole target needs no record: record() removes one of another version.
+        """
+        block = None
+        if start is not None:
+            block = self._try(functools.partial(self._says, _name_of(target, start), now), now)
+            if block is not None and start == 0 and block[1] == block[0].version.size:
+                return block[0]
+        record = self._try(functools.partial(self._says, _name_of(target), now), now)
+        return max((one[0] for one in (block, record) if one), key=lambda one: one.seen, default=None)
 
-    def _says(self, name: str, now: bool) -> Stored:
+    def _says(self, name: str, now: bool = False) -> tuple[Stored, int]:
+        """Return what a file says, and its bytes of data."""
         with self._opened(name, now) as (_, raw, size):
-            return _unpack(name, raw, size)[0]
+            return _unpack(name, raw, size)[0], size
 
     def record(self, target: str, version: TargetVersion, seen: float) -> None:
         """Record that the server of `target` reported this version at the time `seen` (seconds since 1970)."""
         self._put(_name_of(target), b"", version, seen)
+        first = _name_of(target, 0)
+        found = self._try(lambda: self._says(first), False)
+        if found is not None and found[0].version != version:
+            self._directory.remove(first)
 
     def read(
         self, target: str, start: int, stop: int, version: TargetVersion | None = None, now: bool = False,
