@@ -35,8 +35,9 @@ from tests.references.refsets import entries as entries_of
 from tests.sources.opening import open_source
 from zarrfs.cli import main
 from zarrfs.config.options import Options
-from zarrfs.copying.commit import NewSource, commit
+from zarrfs.copying.commit import commit
 from zarrfs.copying.commit_tree import MergedTree
+from zarrfs.copying.commit_writers import NewSource
 from zarrfs.errors import SourceError
 from zarrfs.store.api import Kind
 

@@ -7,8 +7,8 @@ import os
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator
 from typing import Self
 
-from zarrfs.archives.tree import Tree, entry_of
-from zarrfs.archives.writer import Entry, archive_rule
+from zarrfs.archives.tree import Entry, Tree, entry_of
+from zarrfs.archives.writer import archive_rule
 from zarrfs.errors import NotDirectory, NotFound, SourceError, UsageError
 from zarrfs.store.api import Info, Kind, Value
 from zarrfs.store.directory import FileSystemStore, info_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import NamedTuple
 
 import trio
 
-from zarrfs.archives.writer import Entry
 from zarrfs.errors import ReadError, SourceError, ZarrfsError, reason_of
 from zarrfs.store.api import Info, Kind, Store, Value, join_key
 from zarrfs.store.values import open_sized
@@ -18,6 +18,19 @@ from zarrfs.system.sparse import data_extents
 
 PIECE = 4 << 20  # bytes read at a time
 _CHANGED = "changed while it was read: try again when nothing writes to it"
+
+
+class Entry(NamedTuple):
+    """One entry of a tree that is archived."""
+
+    key: str
+    kind: Kind
+    size: int | None  # bytes; None: not in the listing, see Tree.size()
+    mode: int  # permission bits
+    mtime_ns: int | None
+    target: str | None  # of a symbolic link
+    changed: bool = False  # it is in the upper directory of an overlay
+    unreadable: str = ""  # why it cannot be read, if that is known without opening it
 
 
 class Tree:

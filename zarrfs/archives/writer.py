@@ -8,7 +8,7 @@ import os
 import stat
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import orjson
 
@@ -20,26 +20,13 @@ from zarrfs.store.writing import NewFile, remove_abandoned
 from zarrfs.system.buffers import write_all
 
 if TYPE_CHECKING:
-    from zarrfs.archives.tree import Tree
+    from zarrfs.archives.tree import Entry, Tree
     from zarrfs.system.buffers import Buffer
 
 MAX_REGION = 64 << 20  # bytes of the largest blob
 MAX_INLINE = 256 << 20  # bytes of the largest file in a document, which is encoded in memory
 _TOGETHER = 8 << 20  # bytes that are read, and then hashed and written by threads
 _THREADS = 2
-
-
-class Entry(NamedTuple):
-    """One entry of a tree that is archived."""
-
-    key: str
-    kind: Kind
-    size: int | None  # bytes; None: not in the listing, see Tree.size()
-    mode: int  # permission bits
-    mtime_ns: int | None
-    target: str | None  # of a symbolic link
-    changed: bool = False  # it is in the upper directory of an overlay
-    unreadable: str = ""  # why it cannot be read, if that is known without opening it
 
 
 async def write_archive(

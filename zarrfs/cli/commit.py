@@ -51,8 +51,9 @@ def commit(
     nor the changes are touched; a mount that writes to --upperdir must be ended first.
     """
     from zarrfs.archives.source_kinds import directory_of
-    from zarrfs.copying.commit import NewSource, new_format
     from zarrfs.copying.commit import commit as write
+    from zarrfs.copying.commit import new_format
+    from zarrfs.copying.commit_writers import NewSource
     from zarrfs.store.overlay import Overlay
 
     if parsed.options.upperdir is None:

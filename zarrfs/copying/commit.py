@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from zarrfs.copying.commit_tree import MergedTree
 from zarrfs.errors import SourceError, UsageError
@@ -16,21 +16,10 @@ from zarrfs.store.destination import placed
 from zarrfs.store.overlay import Overlay
 
 if TYPE_CHECKING:
+    from zarrfs.copying.commit_writers import NewSource
     from zarrfs.documents.plan import Plan
 
 FORMATS = ("references", "archive")
-
-
-class NewSource(NamedTuple):
-    """The path and format of a new source, with options."""
-
-    path: str
-    format: str  # one of FORMATS
-    replace: bool = False  # an existing file may be replaced
-    inline: int = 1024  # bytes: files up to this size are stored in the document itself
-    in_place: bool = False  # references: larger files stay in the upper directory
-    relative: bool = False  # references: URLs of the data file are relative to the set
-    blobs: str | None = None  # archive: the directory of blobs
 
 
 def new_format(path: str, said: str | None, kind: str) -> str:

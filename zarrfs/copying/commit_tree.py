@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 
-from zarrfs.archives.tree import Tree, entry_of
-from zarrfs.archives.writer import Entry
+from zarrfs.archives.tree import Entry, Tree, entry_of
 from zarrfs.errors import SourceError
 from zarrfs.store.api import Info, Kind, join_key
 from zarrfs.store.overlay import MergedEntry, Overlay

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
-from zarrfs.archives.writer import Entry
+from zarrfs.archives.tree import Entry
 from zarrfs.config import urls
 from zarrfs.copying.commit_tree import MergedTree
 from zarrfs.errors import SourceError
@@ -23,8 +23,19 @@ from zarrfs.store.writing import NewFile
 from zarrfs.system.buffers import write_all
 
 if TYPE_CHECKING:
-    from zarrfs.copying.commit import NewSource
     from zarrfs.documents.plan import Plan
+
+
+class NewSource(NamedTuple):
+    """The path and format of a new source, with options."""
+
+    path: str
+    format: str  # one of commit.FORMATS
+    replace: bool = False  # an existing file may be replaced
+    inline: int = 1024  # bytes: files up to this size are stored in the document itself
+    in_place: bool = False  # references: larger files stay in the upper directory
+    relative: bool = False  # references: URLs of the data file are relative to the set
+    blobs: str | None = None  # archive: the directory of blobs
 
 
 async def references_of(
