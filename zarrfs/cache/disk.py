@@ -43,10 +43,14 @@ T = TypeVar("T")
 
 
 class Stored(NamedTuple):
-    """The contents of a file: a block, and the `version` that the server reported at the time `seen`, in seconds."""
+    """The contents of a file: a block, and the `version` that the server reported at the time `seen`, in seconds.
+
+    If the block `is_target`, all of it, it needs no version record: record() removes such a block of another version.
+    """
 
     version: TargetVersion
     seen: float
+    is_target: bool
     block: Block = b""
 
 
@@ -72,29 +76,25 @@ class DiskCache:
         self._reported: set[str] = set()
 
     def reported(self, target: str, start: int | None = None, now: bool = False) -> Stored | None:
-        """Return the version record of `target`; with `start`, the version in the block there if that is later.
-
-        A block that is the whole target needs no record: record() removes one of another version.
-        """
+        """Return the version record of `target`; with `start`, the version in the block there if that is later."""
         block = None
         if start is not None:
             block = self._try(functools.partial(self._says, _name_of(target, start), now), now)
-            if block is not None and start == 0 and block[1] == block[0].version.size:
-                return block[0]
+            if block is not None and block.is_target:
+                return block
         record = self._try(functools.partial(self._says, _name_of(target), now), now)
-        return max((one[0] for one in (block, record) if one), key=lambda one: one.seen, default=None)
+        return max(filter(None, (block, record)), key=lambda one: one.seen, default=None)
 
-    def _says(self, name: str, now: bool = False) -> tuple[Stored, int]:
-        """Return what a file says, and its bytes of data."""
+    def _says(self, name: str, now: bool = False) -> Stored:
         with self._opened(name, now) as (_, raw, size):
-            return _unpack(name, raw, size)[0], size
+            return _unpack(name, raw, size)[0]
 
     def record(self, target: str, version: TargetVersion, seen: float) -> None:
         """Record that the server of `target` reported this version at the time `seen` (seconds since 1970)."""
         self._put(_name_of(target), b"", version, seen)
         first = _name_of(target, 0)
-        found = self._try(lambda: self._says(first), False)
-        if found is not None and found[0].version != version:
+        found = self._try(functools.partial(self._says, first), False)
+        if found is not None and found.version != version:
             self._directory.remove(first)
 
     def read(
@@ -289,7 +289,7 @@ def _unpack(name: str, raw: bytes, size: int) -> tuple[Stored, int]:
     if length != size:
         raise _Damaged(name)
     tag = head[_FIELDS.size :].rstrip(b"\0").decode("utf-8", "surrogatepass")
-    return Stored(TargetVersion(tag, whole), seen), check
+    return Stored(TargetVersion(tag, whole), seen, size == whole), check
 
 
 def _check(name: str, file: int, data: Buffer, length: int, now: bool) -> int:

@@ -211,9 +211,9 @@ class DiskBlocks:
             stored.append(part)
         seen = None
         if stored and version is None:
-            whole_target = wanted.start == 0 and block is not None and wanted.stop >= block.version.size
-            record = None if whole_target else self._cache.reported(target, now=now)
-            version, seen, _ = max(stored if record is None else [*stored, record], key=lambda one: one.seen)
+            record = None if stored[0].is_target else self._cache.reported(target, now=now)
+            latest = max(stored if record is None else [*stored, record], key=lambda one: one.seen)
+            version, seen = latest.version, latest.seen
         if version is None or not stored or any(one.version != version for one in stored):
             return None
         found = [one.block for one in stored]
