@@ -65,7 +65,7 @@ def counters_of(mountpoint: Path) -> dict[str, Any]:
 
 def on_disk(directory: Path) -> int:
     """Return the bytes of the blocks in a cache directory."""
-    files = [path for path in directory.rglob("*") if path.suffix not in (".part", ".tmp")]
+    files = [path for path in directory.rglob("*") if path.suffix not in (".lease", ".tmp")]
     with contextlib.suppress(FileNotFoundError):
         return sum(path.stat().st_size for path in files if path.is_file())
     return 0

@@ -39,6 +39,16 @@ def usage(directory: Path) -> int:
     return int(done.stdout.split()[0])
 
 
+def cached(nginx: Nginx, tmp_path: Path, size: int, length: int, options: str) -> tuple[list[Value], Path]:
+    """Read all values of a set through a mount, until they are in tmp_path/blocks; return them and the set."""
+    values = cut(publish(nginx.plain.root, f"cached{length}.bin", size), "v", length, gap=50_000)
+    source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/cached{length}.bin": values})
+    with mounted(source, tmp_path / "mnt", options) as root:
+        assert read_all(root, whole(values), 8).right == len(values)
+        wait_for(lambda: on_disk(tmp_path / "blocks") >= sum(map(len, values)))
+    return values, source
+
+
 def usage_at_once(directory: Path) -> int:
     """Return the bytes of files found by two scans in a row; du(1) may count both a file and its successor."""
 
@@ -177,12 +187,8 @@ def test_daemons_killed_while_they_write_blocks_leave_whole_blocks(nginx: Nginx,
 
 
 def test_leases_that_a_killed_daemon_left_long_ago_delay_nobody(nginx: Nginx, tmp_path: Path) -> None:
-    values = cut(publish(nginx.plain.root, "left.bin", 2 << 20), "v", 100_000, gap=50_000)
-    source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/left.bin": values})
     options = f"cache_dir={tmp_path}/blocks,prefetch=0B"
-    with mounted(source, tmp_path / "mnt", options) as root:
-        assert read_all(root, whole(values), 8).right == len(values)
-        wait_for(lambda: all_written(tmp_path / "blocks"))
+    values, source = cached(nginx, tmp_path, 2 << 20, 100_000, options)
     for path in [path for path in (tmp_path / "blocks").rglob("*") if path.is_file()]:
         path.rename(f"{path}.lease")
         os.utime(f"{path}.lease", (1e9, 1e9))
@@ -231,12 +237,8 @@ def test_two_daemons_share_a_directory_under_load(nginx: Nginx, tmp_path: Path) 
 
 def test_a_damaged_block_on_disk_is_not_served(nginx: Nginx, tmp_path: Path) -> None:
     """Every block file is changed in its middle, cut in half or emptied."""
-    values = cut(publish(nginx.plain.root, "rot.bin", 4 << 20), "v", 50_000, gap=50_000)
-    source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/rot.bin": values})
     options = f"cache_dir={tmp_path}/blocks"
-    with mounted(source, tmp_path / "mnt", options) as root:
-        assert read_all(root, whole(values), 8).right == len(values)
-        wait_for(lambda: on_disk(tmp_path / "blocks") >= sum(map(len, values)))
+    values, source = cached(nginx, tmp_path, 4 << 20, 50_000, options)
     files = [path for path in (tmp_path / "blocks").rglob("*") if path.is_file() and path.stat().st_size > 10_000]
     assert files
     for number, path in enumerate(files):

@@ -1,4 +1,4 @@
-"""Which ranges that wait for one server share a request, and in which order requests are sent."""
+"""Waiting ranges of one server that share a request, and the order of its requests."""
 
 from __future__ import annotations
 

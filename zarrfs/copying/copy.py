@@ -83,7 +83,7 @@ class _Item:
 
     @property
     def ready(self) -> bool:
-        """Whether a thread can write the bytes of `value`."""
+        """Return whether a thread can write the bytes: they were fetched, or are in a local file."""
         return self.parts is not None or (self.value is not None and self.value.fileno() is not None)
 
 

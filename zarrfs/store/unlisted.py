@@ -105,7 +105,7 @@ class _Answers:
 
 
 class _Directory:
-    """What the metadata documents in a directory say; None for one that is absent, refused or invalid."""
+    """The layouts that the documents in a directory define; None for a document that is absent, refused or invalid."""
 
     __slots__ = ("answers", "layouts")
 
