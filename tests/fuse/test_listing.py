@@ -25,7 +25,7 @@ from zarrfs.fuse.versions import StoreVersion
 from zarrfs.fuse.writable import WritableOperations
 from zarrfs.store.api import Info, Kind
 from zarrfs.store.directory import FileSystemStore
-from zarrfs.store.overlay import Overlay
+from zarrfs.store.overlay import Empty, Overlay
 from zarrfs.store.upper import Upper
 
 
@@ -165,7 +165,7 @@ def test_a_writable_directory_is_listed_in_linear_time(tmp_path: Path, monkeypat
 
     async def body() -> Touched:
         nonlocal room
-        mount = WritableOperations(Overlay(None, Upper(str(tmp_path), plain=True)), Options(), {}, lambda: None)
+        mount = WritableOperations(Overlay(Empty(), Upper(str(tmp_path), plain=True)), Options(), {}, lambda: None)
         context = cast(pyfuse3.RequestContext, None)
         handle = await mount.opendir(pyfuse3.ROOT_INODE, context)
         known, before = Touched(), -1

@@ -42,7 +42,7 @@ def diff(source: str, as_json: bool, exit_code: bool, parsed: Parsed) -> None:
 
     async def body(store: Store, plan: Plan) -> int:
         assert isinstance(store, Overlay)
-        if store.lower is None:
+        if store.upper.plain:
             raise UsageError(f"{store.upper.path}: is the source itself: its earlier content was not kept")
         found, first = 0, "["
         async for change in store.changes():

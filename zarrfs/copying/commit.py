@@ -50,7 +50,7 @@ async def commit(
     UsageError if `new` may not be written to, or overlaps with the input; SourceError if writing fails, if a writable
     mount uses the upper directory, or if an entry cannot be read or cannot be represented in the format.
     """
-    if overlay.lower is None:
+    if overlay.upper.plain:
         raise UsageError(f"{overlay.upper.path}: is the source itself, which contains the changes already")
     _check_place(new, overlay, plan)
     overlay.upper.lock(False)

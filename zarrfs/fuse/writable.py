@@ -227,7 +227,7 @@ class WritableOperations(FileOperations):
         """Check that a new name is free, copy up its parents, and return its key."""
         key = self._key_in(parent_inode, name)
         self.overlay.check_name(split_key(key)[1])
-        if self.overlay.lower is not None:
+        if not self.upper.plain:
             if not self.overlay.lacks(key):  # an entry of the upper directory makes the system call itself fail
                 with contextlib.suppress(NotFound):
                     now.find(key)
@@ -280,5 +280,5 @@ def _check_rename(
 def _check_empty(key: str, found: OverlayEntry, now: Now) -> None:
     if not found.is_directory:
         raise NotDirectory(key)
-    if not now.is_empty(key):
+    if now.entries(key):
         raise Refused(key, errno.ENOTEMPTY)

@@ -40,7 +40,7 @@ from zarrfs.fuse.operations import OpenFile, Operations, handler
 from zarrfs.fuse.xattrs import MOUNT_XATTR
 from zarrfs.metrics.counters import COUNTS
 from zarrfs.store.api import Info, join_key, split_key
-from zarrfs.store.overlay import MergedEntry, Overlay, OverlayEntry
+from zarrfs.store.overlay import MergedEntry, Now, Overlay, OverlayEntry
 from zarrfs.system.beneath import file_version
 
 P = ParamSpec("P")
@@ -137,7 +137,7 @@ class FileOperations(Operations):
         lower = overlay.lower
         # With a writeback cache the kernel owns sizes, so it needs correct ones from the first lookup on. A directory
         # that is its own upper directory has other users, who must see writes immediately.
-        self.enable_writeback_cache = lower is not None and lower.immutable and lower.sizes_known
+        self.enable_writeback_cache = lower.immutable and lower.sizes_known
         self.changes = 0  # changes made so far
         self.under_way = 0  # changes in progress
         self._gone: dict[int, int | Info] = {}  # nameless inodes: an O_PATH descriptor, or the lower store's Info
@@ -351,7 +351,9 @@ class FileOperations(Operations):
         directory: WritableDirectoryHandle = self._directories[fh]
         if start_id == 0 or directory.entries is None:
             directory.changes = self.changes
-            directory.entries = sorted(await self._list(directory.inode), key=_offset)
+            inode = directory.inode
+            directory.entries = await self.overlay.change(lambda now: now.entries(self.inodes.key(inode)))
+            directory.entries.sort(key=_offset)
         prefix = self.inodes.key(directory.inode)  # ENOENT if it was removed, as on local file systems
         if start_id < 2 and not self._send_dots(prefix, start_id, token):
             return
@@ -395,15 +397,6 @@ class FileOperations(Operations):
     @changing
     async def _copy_up_to_write(self, inode: int, flags: int) -> None:
         await self.copy_up(inode, 0 if flags & os.O_TRUNC else None)
-
-    async def _list(self, inode: int) -> list[MergedEntry]:
-        while True:
-            key = self.inodes.key(inode)
-            try:
-                return await self.overlay.entries(key)
-            except (NotFound, NotDirectory):
-                if self.inodes.key(inode) == key:
-                    raise
 
     def _reopen(self, path: str, flags: int) -> int:
         """Open a file in the upper directory with the access that the kernel needs.
@@ -454,7 +447,7 @@ class FileOperations(Operations):
                     os.fsync(descriptor)
                 finally:
                     os.close(descriptor)
-            if not key or self.overlay.lower is None:
+            if not key or self.upper.plain:
                 return
             key = split_key(key)[0]
 
@@ -554,25 +547,13 @@ class FileOperations(Operations):
         return next((file.descriptor for file in self._files_of(inode) if file.upper), None)
 
     async def _find(self, inode: int, name: bytes = b"") -> tuple[str, OverlayEntry]:
-        """Find an inode, or its entry `name`: return (key, entry of the overlay). Retry after a concurrent change."""
-        while True:
-            key, changes = self._key_in(inode, name), self.changes
-            try:
-                found = await self.overlay.find(key)
-            except (NotFound, NotDirectory):
-                if self._key_in(inode, name) == key and not self._is_outdated(key, None, changes):
-                    raise NotFound(key) from None
-            else:
-                if self._key_in(inode, name) == key and not self._is_outdated(key, found, changes):
-                    return key, found
+        """Find an inode, or its entry `name`: return (key, entry of the overlay), which are those of one moment."""
 
-    def _is_outdated(self, key: str, found: OverlayEntry | None, changes: int) -> bool:
-        """Return whether the upper directory now contains or hides an entry that was looked up in the lower store."""
-        if (self.changes == changes and not self.under_way) or (found is not None and found.status is not None):
-            return False
-        if found is None and self.overlay.hides(key):  # an upper file with a reserved name, which find() never finds
-            return False
-        return self.upper.status(key) is not None or (found is not None and self.upper.covers(key))
+        def step(now: Now) -> tuple[str, OverlayEntry]:
+            key = self._key_in(inode, name)
+            return key, now.find(key)
+
+        return await self.overlay.change(step)
 
     def _looked_up(self, key: str, found: OverlayEntry) -> int:
         """Return the inode of the entry at `key`. Count one lookup."""

@@ -24,6 +24,7 @@ from zarrfs.store.api import (
     Store,
     Usage,
     Value,
+    WrappingStore,
     check_key,
     join_key,
     ordinary_mode,
@@ -31,7 +32,7 @@ from zarrfs.store.api import (
 )
 from zarrfs.store.directory import answers, info_of, not_opened
 from zarrfs.store.traversal import extents
-from zarrfs.store.upper import RECORD, UNFINISHED, Upper, UpperListing, remove_unfinished, reserved
+from zarrfs.store.upper import OPAQUE, RECORD, UNFINISHED, Upper, UpperListing, remove_unfinished, reserved
 from zarrfs.store.uri import file_uri
 from zarrfs.store.values import FileValue, open_sized
 from zarrfs.store.writing import RESERVED, NewFile
@@ -97,22 +98,28 @@ class Now:
         """Return the entry at `key`, as Overlay.find() does."""
         self._overlay.check_shown(key)
         status = self._upper.status(key)
-        below = self._below(key) if status is None or stat.S_ISDIR(status.st_mode) else None
-        return _entry(key, status, below)
+        below = self.below(key) if status is None or stat.S_ISDIR(status.st_mode) else None
+        if status is None and below is None:
+            raise NotFound(key)
+        merged = status is None or (below is not None and below.kind is Kind.DIRECTORY)
+        return OverlayEntry(status, below if merged else None)
 
-    def is_empty(self, key: str) -> bool:
-        """Return whether a directory has no entries."""
-        above = self._upper.listing(key)
-        below = None if above is not None and above.opaque else self._below(key)
-        if below is None or below.kind is not Kind.DIRECTORY:
-            return not merged(above, ())
-        if key not in self.children:
-            raise _Unknown(key, True)
-        return not merged(above, self.children[key])
+    def entries(self, key: str) -> list[MergedEntry]:
+        """Return the merged entries of a directory, as Overlay.entries() does."""
+        found = self.find(key)
+        if not found.is_directory:
+            raise NotDirectory(key)
+        lower: list[Info] = []
+        if found.info is not None and self._upper.status(join_key(key, OPAQUE)) is None:
+            if key not in self.children:
+                raise _Unknown(key, True)
+            lower = self.children[key]
+        return merged(self._upper.listing(key), lower)
 
     def hides_lower(self, key: str) -> bool:
         """Return whether removing the upper entry at `key` would uncover a lower one, unless a whiteout is written."""
-        return not self._upper.covers(key, itself=False) and self._info(key) is not None
+        hidden = self._overlay.lacks(key) or self._upper.covers(key, itself=False)
+        return not hidden and self._info(key) is not None
 
     def hide_lower(self, key: str) -> None:
         """Write a whiteout at `key` if hides_lower(). Call this before removing the upper entry."""
@@ -125,7 +132,7 @@ class Now:
         parent = split_key(key)[0]
         if not parent or self._upper.status(parent) is not None:
             return
-        info = self._below(parent)
+        info = self.below(parent)
         if info is None:
             raise NotFound(parent)
         if info.kind is not Kind.DIRECTORY:
@@ -133,29 +140,47 @@ class Now:
         self.make_parents(parent)
         self._overlay.make(parent, info)
 
-    def _below(self, key: str) -> Info | None:
-        return None if self._upper.covers(key) else self._info(key)
+    def below(self, key: str) -> Info | None:
+        """Return the lower entry at `key`, as Overlay.below() does."""
+        return None if self._overlay.lacks(key) or self._upper.covers(key) else self._info(key)
 
     def _info(self, key: str) -> Info | None:
-        if self._overlay.lacks(key):
-            return None
         if key not in self.infos:
             raise _Unknown(key, False)
         return self.infos[key]
 
 
-class Overlay(Store):
-    """A store of `lower`, or of nothing, with the changes in `upper`.
+class Empty(Store):
+    """A store without entries: the lower store of a directory that is its own upper directory."""
+
+    has_links = True
+
+    async def info(self, key: str, sized: bool = True) -> Info:
+        raise NotFound(key)
+
+    async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
+        for info in list[Info]():
+            yield info
+
+    async def open(self, key: str) -> Value:
+        raise NotFound(key)
+
+    async def aclose(self) -> None:
+        pass
+
+
+class Overlay(WrappingStore):
+    """A store of `lower` with the changes in `upper`.
 
     `owner`: (uid, gid) of entries that are copied up; None: those of this process. Names in `upper` change in code
     that does not await, in change().
     """
 
-    def __init__(self, lower: Store | None, upper: Upper, owner: tuple[int, int] | None = None) -> None:
-        self.lower, self.upper, self.owner = lower, upper, owner
-        self.immutable = lower.immutable if lower is not None else False
+    def __init__(self, lower: Store, upper: Upper, owner: tuple[int, int] | None = None) -> None:
+        super().__init__(lower)
+        self.upper, self.owner = upper, owner
         # a store on a server has no links, and resolving them would take a request for every parent of a key
-        self.has_links = lower is None or lower.has_links or not lower.remote
+        self.has_links = lower.has_links or not lower.remote
         self.mode_of: Callable[[Info], int] = ordinary_mode  # permission bits of entries that are copied up
         self._copies: SingleFlight[str] = SingleFlight()
         self._told: set[str] = set()
@@ -173,15 +198,13 @@ class Overlay(Store):
 
     async def find(self, key: str) -> OverlayEntry:
         """Return the entry at `key`. Raise NotFound, also for reserved names and below a file; InvalidKey."""
-        self.check_shown(key)
-        status = self.upper.status(key)
-        return _entry(key, status, await self.below(key) if status is None or stat.S_ISDIR(status.st_mode) else None)
+        return await self.change(lambda now: now.find(key))
 
     async def change(self, step: Callable[[Now], T], *keys: str) -> T:
-        """Return step(): a change of the upper directory that no other one interrupts, because it does not await.
+        """Return step(): a look at the merged tree, or a change of it, that no other change interrupts.
 
-        What `step` asks for is looked up in the lower store, and `step` is called again, so it asks for everything
-        before it changes anything. `keys` are looked up first.
+        `step` does not await. What it asks for is looked up in the lower store, and it is called again, so it asks for
+        everything before it changes anything. `keys` are looked up first.
         """
         now = Now(self)
         for key in keys:
@@ -198,10 +221,9 @@ class Overlay(Store):
 
     async def below(self, key: str) -> Info | None:
         """Return the lower entry at `key`; None if there is none, or the upper directory hides it."""
-        return None if self.lacks(key) or self.upper.covers(key) else await self._info_below(key)
+        return await self.change(lambda now: now.below(key))
 
     async def _info_below(self, key: str) -> Info | None:
-        assert self.lower is not None
         try:
             return _with_mode(await self.lower.info(key, sized=False))
         except (NotFound, NotDirectory):
@@ -213,7 +235,7 @@ class Overlay(Store):
 
     def lacks(self, key: str) -> bool:
         """Return whether the lower store is known to have no entry at `key`, now and later."""
-        if self.lower is None:
+        if self.upper.plain:
             return True
         while key and self._absent:
             if key in self._absent:
@@ -223,14 +245,7 @@ class Overlay(Store):
 
     async def entries(self, key: str) -> list[MergedEntry]:
         """Return the merged entries of a directory, by name. Raise NotFound or NotDirectory."""
-        self.check_shown(key)
-        above = self.upper.listing(key)
-        below = await self.below(key)
-        if above is None and (below is None or below.kind is not Kind.DIRECTORY):
-            await self.find(key)
-            raise NotDirectory(key)
-        shows_lower = below is not None and below.kind is Kind.DIRECTORY and not (above is not None and above.opaque)
-        return merged(above, [info async for info in self._lower_entries(key)] if shows_lower else ())
+        return await self.change(lambda now: now.entries(key))
 
     def check_shown(self, key: str) -> None:
         """Raise InvalidKey, or NotFound for a reserved name."""
@@ -278,7 +293,6 @@ class Overlay(Store):
 
     async def _copy_file(self, key: str, info: Info, most: int | None) -> bool:
         """Copy up a file; return False if its name was taken or removed meanwhile."""
-        assert self.lower is not None
         whole = info.size if most != 0 else 0  # to truncate to 0 bytes, an unknown size is not requested
         if whole is None:
             whole = (await self.lower.info(key)).size or 0
@@ -308,7 +322,6 @@ class Overlay(Store):
 
     async def _copy_data(self, descriptor: int, value: Value, key: str, info: Info) -> None:
         """Copy the first `info.size` bytes without their holes, which may be larger than any disk."""
-        assert self.lower is not None
         assert info.size is not None
         source = value.fileno()
         if source is not None:
@@ -365,7 +378,7 @@ class Overlay(Store):
             found = await self.find(key)
             if found.status is not None:
                 return self.info_of(key, found.status)
-        if sized and found.info is not None and found.info.size is None and self.lower is not None:
+        if sized and found.info is not None and found.info.size is None:
             return _with_mode(await self.lower.info(key))
         assert found.info is not None
         return found.info
@@ -380,7 +393,6 @@ class Overlay(Store):
     async def open(self, key: str) -> Value:
         found = await self.find(key)
         if found.status is None:
-            assert self.lower is not None
             return await self.lower.open(key)
         if stat.S_ISDIR(found.status.st_mode):
             raise IsDirectory(key)
@@ -394,47 +406,32 @@ class Overlay(Store):
 
     async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         found = await self.find(key)
-        if found.status is None and self.lower is not None:
+        if found.status is None:
             return await self.lower.locate(key, shown)
         path = os.path.join(self.upper.path, key)
         return {"url": file_uri(path) if shown else path}
 
     async def usage(self) -> Usage:
         """Return the usage of the lower store, with the free space of the upper directory's disk."""
-        held = Usage() if self.lower is None else await self.lower.usage()
         status = os.statvfs(self.upper.path)
         unit = status.f_frsize
-        total = Usage(status.f_blocks * unit, status.f_files) if self.lower is None else held
+        total = Usage(status.f_blocks * unit, status.f_files) if self.upper.plain else await self.lower.usage()
         return total._replace(bytes_free=status.f_bavail * unit, files_free=status.f_favail)
 
     async def aclose(self) -> None:
         self.upper.close()
-        if self.lower is not None:
-            await self.lower.aclose()
+        await self.lower.aclose()
 
     def info_of(self, key: str, status: os.stat_result) -> Info:
         """Return the entry of an upper file, directory or link."""
         target = os.fsencode(self.upper.readlink(key)) if stat.S_ISLNK(status.st_mode) else None
         return info_of(split_key(key)[1], status, target)
 
-    # -- passed to the lower store
-
-    @property
-    def remote(self) -> bool:
-        return self.lower is not None and self.lower.remote
-
-    async def lists(self, prefix: str) -> bool:
-        return self.lower is None or await self.lower.lists(prefix)
-
     async def prefetch(self, keys: Sequence[str]) -> None:
-        if self.lower is not None:
-            await self.lower.prefetch([key for key in keys if self.upper.status(key) is None])
+        await self.lower.prefetch([key for key in keys if self.upper.status(key) is None])
 
     async def left_out(self, key: str) -> dict[str, str]:
-        return {} if self.lower is None else await self.lower.left_out(key)
-
-    async def problems(self) -> list[tuple[str, str]]:
-        return [] if self.lower is None else await self.lower.problems()
+        return await self.lower.left_out(key)
 
     # -- the difference
 
@@ -443,7 +440,7 @@ class Overlay(Store):
 
         If a directory was replaced, or has replaced another entry, the key is first deleted, then added.
         """
-        async for change in self._changes("", self.lower is not None):
+        async for change in self._changes("", True):
             yield change
 
     async def _changes(self, prefix: str, over: bool) -> AsyncIterator[Change]:
@@ -473,7 +470,6 @@ class Overlay(Store):
                     yield change
 
     async def _lower_entries(self, key: str) -> AsyncIterator[Info]:
-        assert self.lower is not None
         async for info in self.lower.list_dir(key):
             yield _with_mode(info)
 
@@ -488,14 +484,6 @@ def merged(above: UpperListing | None, lower: Iterable[Info]) -> list[MergedEntr
         if shown and name not in hidden and not reserved(name):
             found[name] = MergedEntry(name, status, info)
     return [found[name] for name in sorted(found)]
-
-
-def _entry(key: str, status: os.stat_result | None, below: Info | None) -> OverlayEntry:
-    if status is None and below is None:
-        raise NotFound(key)
-    if status is not None and (below is None or below.kind is not Kind.DIRECTORY):
-        return OverlayEntry(status, None)
-    return OverlayEntry(status, below)
 
 
 def _joined(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
