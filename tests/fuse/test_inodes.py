@@ -1,14 +1,11 @@
-"""InodeTable frees the memory of forgotten inodes; WritableInodeTable tracks the names of files."""
+"""InodeTable frees the memory of forgotten inodes."""
 
 from __future__ import annotations
 
-import stat
 import sys
 from collections.abc import Sized
 
-import pytest
-
-from zarrfs.fuse.inodes import InodeTable, WritableInodeTable
+from zarrfs.fuse.inodes import InodeTable
 from zarrfs.store.api import Kind
 
 
@@ -30,18 +27,3 @@ def test_tables_shrink_after_many_forgets() -> None:
         assert inodes.forget(number, 2)
     assert len(inodes) == 1
     assert {name: size for name, size in tables(inodes).items() if size > before[name] + 300_000} == {}
-
-
-@pytest.mark.parametrize("kind", [stat.S_IFREG, stat.S_IFDIR])
-def test_the_key_of_an_inode_is_the_name_that_was_looked_up_last(kind: int) -> None:
-    """A rename or unlink that bypasses the mount removes a name which the table still holds."""
-    inodes, file = WritableInodeTable(), (1, 2, kind)
-    inode = inodes.lookup_file("b", file)
-    assert inodes.lookup_file("a", file) == inode
-    assert inodes.key(inode) == "a"
-    assert inodes.lookup_file("b", file) == inode
-    assert inodes.key(inode) == "b"
-    inodes.unlink("b")
-    assert inodes.key(inode) == "a"
-    inodes.unlink("a")
-    assert inodes.is_nameless(inode)

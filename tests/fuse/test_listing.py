@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,11 +22,8 @@ from zarrfs.fuse.listing import DirectoryHandle
 from zarrfs.fuse.operations import Operations
 from zarrfs.fuse.sizes import StatAhead
 from zarrfs.fuse.versions import StoreVersion
-from zarrfs.fuse.writable import WritableOperations
 from zarrfs.store.api import Info, Kind
 from zarrfs.store.directory import FileSystemStore
-from zarrfs.store.overlay import Empty, Overlay
-from zarrfs.store.upper import Upper
 
 
 class Names:
@@ -107,81 +104,6 @@ def test_requests_come_in_any_order(count: int, fails: int | None, steps: list[t
         assert known(inodes) == sent
 
     trio.run(main)
-
-
-def test_a_failure_while_preparing_is_raised_by_the_next_request() -> None:
-    """It is raised once the entries before it are sent, and until the listing is restarted."""
-
-    async def main() -> None:
-        inodes = InodeTable()
-        store = Names(20, fails_after=6)
-        version: Any = SimpleNamespace(store=store)
-        directory = DirectoryHandle(version, "d", inodes, StatAhead())
-        assert len(await directory.entries(version, 0)) == 4
-        directory.sent(4)
-        await directory.prepare()
-        assert [entry.info.name for entry in await directory.entries(version, 4)] == ["0004", "0005"]
-        directory.sent(6)
-        store.fails_after = None
-        for _ in range(3):
-            with pytest.raises(ReadError):
-                await directory.entries(version, 6)
-        assert len(await directory.entries(version, 0)) == 4
-        await directory.close()
-        assert known(inodes) == Counter(f"d/{number:04}" for number in range(6))
-
-    trio.run(main)
-
-
-class Touched(list[Any]):
-    """A list that counts accesses to its elements, iteration and slices included."""
-
-    count = 0
-
-    def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(index)
-        self.count += len(found) if isinstance(index, slice) else 1
-        return found
-
-    def __iter__(self) -> Iterator[Any]:
-        for entry in super().__iter__():
-            self.count += 1
-            yield entry
-
-
-def test_a_writable_directory_is_listed_in_linear_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel takes some twenty entries per reply; a reply must not go through all remaining entries."""
-    names, sent, room, offset = [f"{number:04}" for number in range(1000)], list[str](), 0, 0
-    for name in names:
-        (tmp_path / name).touch()
-
-    def reply(token: object, name: bytes, entry: object, next_id: int) -> bool:
-        nonlocal room, offset
-        room -= 1
-        if room >= 0:
-            sent.append(name.decode())
-            offset = next_id
-        return room >= 0
-
-    async def body() -> Touched:
-        nonlocal room
-        mount = WritableOperations(Overlay(Empty(), Upper(str(tmp_path), plain=True)), Options(), {}, lambda: None)
-        context = cast(pyfuse3.RequestContext, None)
-        handle = await mount.opendir(pyfuse3.ROOT_INODE, context)
-        known, before = Touched(), -1
-        while len(sent) > before:
-            before, room = len(sent), 20
-            await mount.readdir(handle, offset, cast(pyfuse3.ReaddirToken, None))
-            directory = mount._directories[handle]
-            if directory.entries is not known:
-                directory.entries = known = Touched(directory.entries or ())
-        await mount.aclose()
-        return known
-
-    monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
-    touched = trio.run(body)
-    assert sorted(sent) == [".", "..", *names]
-    assert touched.count < 2 * len(names)
 
 
 class Counting(FileSystemStore):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import errno
-import itertools
 import os
 import random
 import shutil
@@ -29,7 +28,7 @@ from tests.servers import Faulty, Nginx, faulty, nginx
 __all__ = ["faulty", "nginx", "proxy"]
 
 LARGE = 4 << 20
-KILLS = 3
+KILLS = 2
 STEPS = 25
 
 
@@ -194,7 +193,7 @@ def test_after_the_upper_directory_vanishes_the_source_is_readable(tmp_path: Pat
 def test_fsynced_writes_survive_a_killed_daemon(tmp_path: Path) -> None:
     """A writer appends records and replaces a file by rename; nothing that was confirmed before the kill is lost."""
     source, options = sample(tmp_path), upper(tmp_path)
-    chance, synced, renamed, died = random.Random(2), 0, 0, 0
+    chance, synced, renamed = random.Random(2), 0, 0
     for _ in range(KILLS):
         pid = start(source, tmp_path / "mnt", options)
         root = tmp_path / "mnt"
@@ -206,7 +205,6 @@ def test_fsynced_writes_survive_a_killed_daemon(tmp_path: Path) -> None:
             time.sleep(chance.uniform(0, 0.2))
             kill(pid, root)
             synced, renamed = writing.result(), progress["renamed"]
-        died += 1
         with mounted(source, root, options):
             data = (root / "log").read_bytes()
             records = data[: len(data) // 8 * 8]
@@ -223,7 +221,6 @@ def test_fsynced_writes_survive_a_killed_daemon(tmp_path: Path) -> None:
                 renamed = int(whole[:8])
             leftovers = [name for name in os.listdir(root) if name.startswith("temporary")]
             assert len(leftovers) <= 1
-    assert died == KILLS
     assert synced > KILLS
     assert renamed > KILLS
 
@@ -253,20 +250,19 @@ def test_an_interrupted_copy_up_leaves_the_source_file(nginx: Nginx, proxy: Faul
     (nginx.plain.root / "copied.bin").write_bytes(data)
     source = document(tmp_path, {"d/x": [f"{proxy.url}/copied.bin", 0, len(data)], "e": "e"})
     options, root = f"{upper(tmp_path)},prefetch=0B", tmp_path / "mnt"
-    for _ in range(2):
-        pid = start(source, root, options)
-        (root / "d/x").open("rb").read(10)
-        proxy.hold()
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            opening = pool.submit(error_of, os.open, root / "d/x", os.O_RDWR)
-            assert proxy.held.wait(60)
-            assert "d/x" not in names_in(tmp_path / "upper")
-            (root / "other").write_bytes(b"others go on")
-            assert (root / "d/x").stat().st_size == len(data)
-            kill(pid, root)
-            assert opening.result() in DEAD
-        proxy.release()
+    pid = start(source, root, options)
+    (root / "d/x").open("rb").read(10)
+    proxy.hold()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(error_of, os.open, root / "d/x", os.O_RDWR)
+        assert proxy.held.wait(60)
         assert "d/x" not in names_in(tmp_path / "upper")
+        (root / "other").write_bytes(b"others go on")
+        assert (root / "d/x").stat().st_size == len(data)
+        kill(pid, root)
+        assert opening.result() in DEAD
+    proxy.release()
+    assert "d/x" not in names_in(tmp_path / "upper")
     with mounted(source, root, options):
         assert (root / "d/x").read_bytes() == data
         with (root / "d/x").open("r+b") as file:
@@ -280,10 +276,10 @@ def test_an_interrupted_copy_up_leaves_the_source_file(nginx: Nginx, proxy: Faul
 @pytest.mark.timeout(300)
 def test_a_copied_up_local_file_is_complete_or_absent_after_a_kill(tmp_path: Path) -> None:
     source, options, root = sample(tmp_path, 24 << 20), upper(tmp_path), tmp_path / "mnt"
-    data, chance, outcomes = (tmp_path / "target.bin").read_bytes(), random.Random(4), set()
-    for number in itertools.count():
-        if number == 10 or (number >= 4 and len(outcomes) == 2):
-            break
+    data, chance, outcomes = (tmp_path / "target.bin").read_bytes(), random.Random(4), set[bool]()
+    tries = 0
+    while len(outcomes) < 2 and tries < 5:
+        tries += 1
         pid = start(source, root, options)
         timer = threading.Timer(chance.uniform(0, 0.2), kill, (pid, root))
         timer.start()
@@ -297,7 +293,6 @@ def test_a_copied_up_local_file_is_complete_or_absent_after_a_kill(tmp_path: Pat
             assert (root / "d/large").read_bytes() == data
         if there:
             shutil.rmtree(tmp_path / "upper/d")
-    assert outcomes, "nothing was tried"
 
 
 @pytest.mark.parametrize(("call", "number"), [("chmod", 0), ("utime", 1)])
@@ -355,6 +350,8 @@ def work(root: Path, number: int, size: int) -> dict[str, bytes]:
             with open(root / victim, "ab") as file:
                 file.write(b"more")
             own[victim] += b"more"
+        with open(root / "log", "ab", buffering=0) as file:
+            file.write(b"%d %d\n" % (number, step))
         with open(root / "d/large", "r+b") as file:  # all workers change this file, each in its own ranges
             file.seek((step * 8 + number) * size)
             file.write(bytes([number + 1]) * size)
@@ -376,6 +373,8 @@ def test_concurrent_writers_lose_no_change(tmp_path: Path) -> None:
             found = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*/w*")}
             assert found == left
             assert (root / "d/large").read_bytes() == expected
+        lines = sorted(f"{number} {step}" for number in range(8) for step in range(STEPS))
+        assert sorted((root / "log").read_text().splitlines()) == lines
     with mounted(source, tmp_path / "mnt", options) as root:
         assert {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*/w*")} == left
         assert (root / "d/large").read_bytes() == expected

@@ -325,7 +325,7 @@ def is_directory(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def run_machine(machine: type[Machine], original: Path, examples: int = 4, **more: Any) -> None:
+def run_machine(machine: type[Machine], original: Path, examples: int = 2, **more: Any) -> None:
     named = type(machine.__name__, (machine,), {"original": original, **more})
     health = [HealthCheck.too_slow, HealthCheck.data_too_large]
     found = [Phase.explicit, Phase.reuse, Phase.generate]  # shrinking with real mounts takes minutes

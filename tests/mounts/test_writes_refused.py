@@ -67,22 +67,23 @@ def test_one_mount_writes_at_a_time(own: bool, tmp_path: Path) -> None:
         kill(pid, tmp_path / "one")
     with mounted(source, tmp_path / "two", options) as root:  # a dead process holds no lock
         assert (root / "new").read_text() == "new"
-        (root / "new").write_text("newer")
-    with mounted(source, tmp_path / "one", options) as root:
-        assert (root / "new").read_text() == "newer"
 
 
-def test_readers_share_an_upper(tmp_path: Path) -> None:
+def test_readers_share_an_upper_and_change_nothing_in_it(tmp_path: Path) -> None:
     """Readers do not share an upper directory with a writer, because the kernel caches names and bytes for them."""
     source, options = sample(tmp_path), upper(tmp_path)
+    with mounted(source, tmp_path / "one", options, "ro") as one, mounted(source, tmp_path / "two", options, "ro"):
+        for root in (one, tmp_path / "two"):
+            assert error_of((root / "d/small").write_text, "x") == errno.EROFS
+            assert error_of(os.mkdir, root / "new") == errno.EROFS
+            assert (root / "d/small").read_text() == "text"
+        assert f"{tmp_path}/upper" in refused(source, tmp_path / "three", options)
+    assert os.listdir(tmp_path / "upper") == []
     with mounted(source, tmp_path / "one", options) as root:
         (root / "new").write_text("new")
         assert "in use" in refused(source, tmp_path / "two", options, "ro")
-    with mounted(source, tmp_path / "one", options, "ro") as one, mounted(source, tmp_path / "two", options, "ro"):
-        for root in (one, tmp_path / "two"):
-            assert (root / "new").read_text() == "new"
-            assert error_of((root / "new").write_text, "x") == errno.EROFS
-        assert f"{tmp_path}/upper" in refused(source, tmp_path / "three", options)
+    with mounted(source, tmp_path / "one", options, "ro") as root:
+        assert (root / "new").read_text() == "new"
 
 
 def test_a_source_as_its_own_upper_directory_has_no_whiteouts(tmp_path: Path) -> None:
@@ -96,22 +97,12 @@ def test_a_source_as_its_own_upper_directory_has_no_whiteouts(tmp_path: Path) ->
     assert os.listdir(tmp_path / "source") == [".wh.x"]
 
 
-def test_a_read_only_mount_changes_nothing_in_an_upper(tmp_path: Path) -> None:
-    source, options = sample(tmp_path), upper(tmp_path)
-    with mounted(source, tmp_path / "mnt", options, "ro") as root:
-        assert error_of((root / "d/small").write_text, "x") == errno.EROFS
-        assert error_of(os.mkdir, root / "new") == errno.EROFS
-        assert (root / "d/small").read_text() == "text"
-    assert os.listdir(tmp_path / "upper") == []
-
-
 # -- directories that cannot be an upper directory
 
 
-RECORDS = ("", "{", "[]", "{}", '{"zarrfs_upper": 99}', "\x00\xff", "null")
+RECORDS = ("", "[]", '{"zarrfs_upper": 99}', "\x00\xff")
 UNFIT: list[Callable[[Path], object]] = [  # what is made in an upper directory that is refused
     lambda upper: (upper / "precious").write_text("x"),
-    lambda upper: (upper / ".zarrfs-upper").symlink_to(upper.parent / "outside"),
     lambda upper: (upper / ".zarrfs-upper").symlink_to(upper.parent / "nowhere"),
     *(lambda upper, record=record: (upper / ".zarrfs-upper").write_text(record) for record in RECORDS),  # type: ignore[misc]
 ]
@@ -129,16 +120,16 @@ def test_a_directory_with_other_files_or_a_bad_record_is_refused_as_an_upper(tmp
     assert not (tmp_path / "nowhere").exists()
 
 
-@pytest.mark.parametrize("place", ["mnt", "mnt/below", "source/below", ".", "link", "source/file", "nothing/at/all"])
-def test_an_upper_that_is_no_directory_of_its_own_is_refused(place: str, tmp_path: Path) -> None:
+def test_an_upper_that_is_no_directory_of_its_own_is_refused(tmp_path: Path) -> None:
     """It lies in or around the mount point or the source, is no directory, or is not there."""
     (tmp_path / "source/below").mkdir(parents=True)
     (tmp_path / "source/file").write_text("x")
     (tmp_path / "mnt/below").mkdir(parents=True)
     (tmp_path / "link").symlink_to("source/below")
-    path = os.path.normpath(tmp_path / place)
-    line = refused(tmp_path / "source", tmp_path / "mnt", f"upperdir={path}")
-    assert path in line or place == "link"
+    for place in ("mnt", "mnt/below", "source/below", ".", "link", "source/file", "nothing/at/all"):
+        path = os.path.normpath(tmp_path / place)
+        line = refused(tmp_path / "source", tmp_path / "mnt", f"upperdir={path}")
+        assert path in line or place == "link"
     assert not list(tmp_path.rglob(".zarrfs*"))
 
 
@@ -281,22 +272,13 @@ def test_a_file_is_replaced_by_a_link_under_the_mount(tmp_path: Path) -> None:
             assert contents(outside) == before, name
 
 
-@pytest.mark.parametrize("name", [".zarrfs-staging", "d/.wh.small", "d/.wh..wh..opq", "d/.wh.sub"])
-def test_links_with_the_names_of_zarrfs_files_are_not_followed(name: str, tmp_path: Path) -> None:
+def test_links_with_the_names_of_zarrfs_files_are_not_followed(tmp_path: Path) -> None:
     source, outside = attacked(tmp_path)
-    target = outside if name == ".zarrfs-staging" else outside / "small"
-    if os.path.lexists(tmp_path / "upper" / name):
-        shutil.rmtree(tmp_path / "upper" / name)
-    (tmp_path / "upper/d").mkdir(exist_ok=True)
-    (tmp_path / "upper" / name).symlink_to(target)
+    (tmp_path / "upper/d").mkdir()
+    for name in (".zarrfs-staging", "d/.wh.small", "d/.wh..wh..opq", "d/.wh.sub", "d/.zarrfs-staging.new"):
+        (tmp_path / "upper" / name).symlink_to(outside if name == ".zarrfs-staging" else outside / "small")
     before = contents(outside)
-    (tmp_path / "mnt").mkdir(exist_ok=True)
-    done = run("mount", source, tmp_path / "mnt", "-o", upper(tmp_path))
-    if done.returncode:
-        assert str(tmp_path / "upper") in done.stderr
-        return
-    root = tmp_path / "mnt"
-    try:
+    with mounted(source, tmp_path / "mnt", upper(tmp_path)) as root:
         for call in (
             lambda: (root / "d/large").open("r+b").close(), lambda: (root / "d/small").write_text("x"),
             lambda: (root / "d/small").unlink(), lambda: shutil.rmtree(root / "d/sub"),
@@ -305,8 +287,6 @@ def test_links_with_the_names_of_zarrfs_files_are_not_followed(name: str, tmp_pa
             error_of(call)
         assert contents(outside) == before
         assert daemon_pid(root)
-    finally:
-        assert run("umount", root).returncode == 0
     assert contents(outside) == before
 
 

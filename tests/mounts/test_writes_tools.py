@@ -90,7 +90,7 @@ for n in range(30):
 """
 
 
-@pytest.mark.parametrize("journal", ["wal", "delete"])
+@pytest.mark.parametrize("journal", ["wal", pytest.param("delete", marks=pytest.mark.nightly)])
 def test_an_sqlite_database_is_intact_after_concurrent_writers(journal: str, place: Place) -> None:
     """Two processes write while one reads; the database is checked before and after a remount."""
     with place.mounted() as root:
@@ -122,12 +122,12 @@ def test_git_repositories_are_intact_after_a_remount(place: Place) -> None:
         sh("git", "init", "-q", cwd=work)
         sh("git", "add", ".", cwd=work)
         sh("git", *identity, "commit", "-q", "-m", "one", cwd=work)
-        for number in range(5):
-            (work / f"file{number % 3}").write_text(f"{number}\n" * 50)
+        for number in range(2):
+            (work / f"file{number}").write_text(f"{number}\n" * 50)
             sh("git", "add", "-A", cwd=work)
             sh("git", *identity, "commit", "-q", "-m", str(number), cwd=work)
         sh("git", "clone", "-q", work, root / "clone", cwd=root)
-        sh("git", "gc", "-q", "--aggressive", "--prune=now", cwd=work)
+        sh("git", "gc", "-q", "--prune=now", cwd=work)
         sh("mv", "sub", "moved", cwd=work)  # a directory of the source: rename(2), and so git mv, fails with EXDEV
         sh("git", "add", "-A", cwd=work)
         sh("git", *identity, "commit", "-q", "-m", "moved", cwd=work)
@@ -135,7 +135,7 @@ def test_git_repositories_are_intact_after_a_remount(place: Place) -> None:
         for directory in (root / "d", root / "clone"):
             sh("git", "fsck", "--full", "--strict", cwd=directory)
             assert sh("git", "status", "--porcelain", cwd=directory) == ""
-        assert len(sh("git", "log", "--oneline", cwd=root / "d").splitlines()) == 7
+        assert len(sh("git", "log", "--oneline", cwd=root / "d").splitlines()) == 4
         sh("git", "pull", "-q", cwd=root / "clone")
         assert (root / "clone/moved/part").read_bytes() == (root / "d/moved/part").read_bytes()
 
@@ -169,35 +169,21 @@ def write_tree(root: Path) -> None:
             os.utime(path, ns=(10**18, 10**18), follow_symlinks=False)
 
 
-def test_tar_extracts_a_tree(place: Place, tmp_path: Path) -> None:
-    write_tree(tmp_path / "tree")
-    sh("tar", "--xattrs", "-S", "-C", tmp_path, "-cf", tmp_path / "t.tar", "tree")
-    with place.mounted() as root:
-        sh("tar", "--xattrs", "-S", "-C", root / "d", "-xpf", tmp_path / "t.tar")
-        sh("tar", "--xattrs", "-C", root / "d", "-df", tmp_path / "t.tar")
-        same(root / "d/tree", tmp_path / "tree")
-        assert (root / "d/tree/sparse").stat().st_blocks < 100
-    with place.mounted() as root:
-        same(root / "d/tree", tmp_path / "tree")
-    same(tmp_path / "upper/d/tree", tmp_path / "tree")
-
-
-@pytest.mark.parametrize("options", [[], ["--inplace", "--no-whole-file"]], ids=" ".join)
-def test_rsync_copies_and_updates_a_tree(options: list[str], place: Place, tmp_path: Path) -> None:
+def test_rsync_copies_and_updates_a_tree(place: Place, tmp_path: Path) -> None:
     write_tree(tmp_path / "tree")
     with place.mounted() as root:
-        sh("rsync", "-aHAX", *options, f"{tmp_path}/tree/", root / "d", "--delete")
+        sh("rsync", "-aHAXS", f"{tmp_path}/tree/", root / "d", "--delete")
         same(root / "d", tmp_path / "tree")
+        assert (root / "d/sparse").stat().st_blocks < 100
         for number in (3, 9):
             path = tmp_path / f"tree/d{number % 7}/e0/file {number}"
             path.write_bytes(path.read_bytes() + b"more")
             os.utime(path, ns=(10**18, 10**18))
         shutil.rmtree(tmp_path / "tree/d4")
-        sh("rsync", "-aHAX", *options, f"{tmp_path}/tree/", root / "d", "--delete", "--checksum")
+        sh("rsync", "-aHAX", "--inplace", "--no-whole-file", f"{tmp_path}/tree/", root / "d", "--delete", "--checksum")
         same(root / "d", tmp_path / "tree")
     with place.mounted() as root:
         same(root / "d", tmp_path / "tree")
-        assert sh("rsync", "-aHAXin", "--checksum", f"{tmp_path}/tree/", root / "d", "--delete") == ""
 
 
 # -- h5py, shared memory, locks
@@ -227,26 +213,26 @@ def test_h5py_appends_to_a_file_of_the_source(place: Place) -> None:
         np.testing.assert_array_equal(new["x"][...], np.arange(1000))
 
 
-@pytest.mark.parametrize("name", ["d/sub/large", "new"])
-def test_a_shared_mapping_agrees_with_reads_and_writes(name: str, place: Place) -> None:
+def test_a_shared_mapping_agrees_with_reads_and_writes(place: Place) -> None:
+    expected = {}
     with place.mounted() as root:
-        path = root / name
-        if name == "new":
-            path.write_bytes((root / "d/sub/large").read_bytes())
-        expected = bytearray(path.read_bytes())
-        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
-            for at in (0, 4095, 100_000, len(expected) - 3):
-                memory[at : at + 3] = expected[at : at + 3] = b"new"
-                assert path.read_bytes() == expected  # read(2), without msync
-            with path.open("rb") as other, mmap.mmap(other.fileno(), 0, prot=mmap.PROT_READ) as second:
-                memory[5000:5003] = expected[5000:5003] = b"two"
-                assert second[5000:5003] == b"two"
-            os.pwrite(file.fileno(), b"three", 200_000)
-            expected[200_000:200_005] = b"three"
-            assert memory[200_000:200_005] == b"three"
-        assert (place.directory / "upper" / name).read_bytes() == expected  # after close(2)
+        (root / "new").write_bytes((root / "d/sub/large").read_bytes())
+        for name in ("d/sub/large", "new"):
+            path = root / name
+            wanted = expected[name] = bytearray(path.read_bytes())
+            with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+                for at in (0, 4095, 100_000, len(wanted) - 3):
+                    memory[at : at + 3] = wanted[at : at + 3] = b"new"
+                    assert path.read_bytes() == wanted  # read(2), without msync
+                with path.open("rb") as other, mmap.mmap(other.fileno(), 0, prot=mmap.PROT_READ) as second:
+                    memory[5000:5003] = wanted[5000:5003] = b"two"
+                    assert second[5000:5003] == b"two"
+                os.pwrite(file.fileno(), b"three", 200_000)
+                wanted[200_000:200_005] = b"three"
+                assert memory[200_000:200_005] == b"three"
+            assert (place.directory / "upper" / name).read_bytes() == wanted  # after close(2)
     with place.mounted() as root:
-        assert (root / name).read_bytes() == expected
+        assert {name: (root / name).read_bytes() for name in expected} == expected
 
 
 LOCKER = """

@@ -86,13 +86,15 @@ class TestPlain(StoreContract):
         await store.aclose()
 
 
-def run(root: Path, lower: Tree, check: Callable[[Overlay], Awaitable[Any]]) -> Any:
+def run(
+    root: Path, lower: Tree, check: Callable[[Overlay], Awaitable[Any]], kind: type[FileSystemStore] = FileSystemStore
+) -> Any:
     """Write `lower` into root/lower, run `check` with an overlay of it and root/upper, and return the result."""
     write(root / "lower", lower)
     (root / "upper").mkdir(exist_ok=True)
 
     async def main() -> Any:
-        store = Overlay(FileSystemStore(str(root / "lower")), Upper(str(root / "upper")))
+        store = Overlay(kind(str(root / "lower")), Upper(str(root / "upper")))
         try:
             return await check(store)
         finally:
@@ -101,7 +103,7 @@ def run(root: Path, lower: Tree, check: Callable[[Overlay], Awaitable[Any]]) -> 
     return trio.run(main)
 
 
-def test_copying_up_keeps_modes_times_holes_and_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copying_up_keeps_modes_times_holes_and_links(tmp_path: Path) -> None:
     """Several tasks copy up the same entries at the same time: each is copied once. The lower store stays as it is."""
     lower = write(tmp_path / "lower", {"d/e/file": b"value", "d/other": b"other"})
     with open(lower / "d/sparse", "wb") as file:
@@ -115,21 +117,19 @@ def test_copying_up_keeps_modes_times_holes_and_links(tmp_path: Path, monkeypatc
         os.utime(lower / path, ns=(1_000_000_001, 1_234_567_890_123))
     before, copied = state(lower), []
 
-    async def check(store: Overlay) -> None:
-        copy = store._copy_data
-
-        async def noted(descriptor: int, value: Value, key: str, info: Info) -> None:
+    class Noted(FileSystemStore):
+        async def open(self, key: str) -> Value:
             copied.append(key)
-            await copy(descriptor, value, key, info)
+            return await super().open(key)
 
-        monkeypatch.setattr(store, "_copy_data", noted)
+    async def check(store: Overlay) -> None:
         async with trio.open_nursery() as nursery:
             for key in ["d/e/file", "d/sparse", "d/link"] * 5:
                 nursery.start_soon(store.copy_up, key)
         with pytest.raises(NotFound):
             await store.copy_up("d/nope")
 
-    run(tmp_path, {}, check)
+    run(tmp_path, {}, check, Noted)
     assert sorted(copied) == ["d/e/file", "d/sparse"]
     assert state(lower) == before
     upper = tmp_path / "upper"
@@ -156,21 +156,20 @@ def state(root: Path) -> dict[str, tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_file_that_is_removed_while_it_is_copied_up_stays_removed(
-    again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_removed_while_it_is_copied_up_stays_removed(again: bool, tmp_path: Path) -> None:
     """If another file has taken its name meanwhile, that file stays."""
+    overlays: list[Overlay] = []
+
+    class Removed(FileSystemStore):
+        async def open(self, key: str) -> Value:
+            value = await super().open(key)
+            await remove(overlays[0], key)
+            if again:
+                await put(overlays[0], key, b"other")
+            return value
 
     async def check(store: Overlay) -> None:
-        copy = store._copy_data
-
-        async def late(*arguments: Any) -> None:
-            await copy(*arguments)
-            await remove(store, "a/k")
-            if again:
-                await put(store, "a/k", b"other")
-
-        monkeypatch.setattr(store, "_copy_data", late)
+        overlays.append(store)
         with contextlib.suppress(NotFound):
             await store.copy_up("a/k")
         if again:
@@ -179,7 +178,7 @@ def test_a_file_that_is_removed_while_it_is_copied_up_stays_removed(
             with pytest.raises(NotFound):
                 await store.get("a/k")
 
-    run(tmp_path, {"a/k": b"below"}, check)
+    run(tmp_path, {"a/k": b"below"}, check, Removed)
 
 
 def test_a_link_that_is_removed_while_it_is_copied_up_stays_removed(tmp_path: Path) -> None:
@@ -266,15 +265,10 @@ def test_truncating_a_file_of_unknown_size_does_not_request_its_size(tmp_path: P
             assert not sized or key != "a", "a request"
             return (await super().info(key, sized))._replace(size=None)
 
-    async def main() -> int:
-        lower = Unsized(str(write(tmp_path / "lower", {"a": b"value"})))
-        store = Overlay(lower, Upper(str(write(tmp_path / "upper", {}))))
-        try:
-            return (await store.copy_up("a", 0)).st_size
-        finally:
-            await store.aclose()
+    async def check(store: Overlay) -> None:
+        assert (await store.copy_up("a", 0)).st_size == 0
 
-    assert trio.run(main) == 0
+    run(tmp_path, {"a": b"value"}, check, Unsized)
 
 
 def test_a_value_that_ends_early_while_it_is_copied_up_is_an_error(tmp_path: Path) -> None:
@@ -282,16 +276,11 @@ def test_a_value_that_ends_early_while_it_is_copied_up_is_an_error(tmp_path: Pat
         async def open(self, key: str) -> Value:
             return BytesValue(await self.info(key), b"val")
 
-    async def main() -> None:
-        lower = Shrinking(str(write(tmp_path / "lower", {"a": b"value"})))
-        store = Overlay(lower, Upper(str(write(tmp_path / "upper", {}))))
-        try:
-            with pytest.raises(ReadError):
-                await store.copy_up("a", 5)
-        finally:
-            await store.aclose()
+    async def check(store: Overlay) -> None:
+        with pytest.raises(ReadError):
+            await store.copy_up("a", 5)
 
-    trio.run(main)
+    run(tmp_path, {"a": b"value"}, check, Shrinking)
     assert not os.listdir(tmp_path / "upper")
 
 

@@ -34,7 +34,7 @@ from pyfuse3 import (
 )
 
 from zarrfs.config.options import Options
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound, Refused
+from zarrfs.errors import NotFound, Refused
 from zarrfs.fuse.inodes import WritableInodeTable, file_of
 from zarrfs.fuse.operations import OpenFile, Operations, handler
 from zarrfs.fuse.xattrs import MOUNT_XATTR
@@ -49,11 +49,11 @@ T = TypeVar("T")
 _SYNTHETIC = b"user.zarrfs."  # extended attributes that the mount answers itself
 _STORED = (b"user.", b"trusted.")  # others that it has
 _ITSELF = os.O_PATH | os.O_NOFOLLOW
-_ANSWERS = {errno.ENOENT: NotFound, errno.ENOTDIR: NotDirectory, errno.EISDIR: IsDirectory}
-_REFUSALS = frozenset(
+_REFUSALS = frozenset(  # regular answers of system calls, which are not logged
     (
-        errno.EEXIST, errno.ENOTEMPTY, errno.EXDEV, errno.ENODATA, errno.EPERM, errno.ENAMETOOLONG, errno.EFBIG,
-        errno.EINVAL, errno.EMLINK, errno.EOPNOTSUPP, errno.E2BIG, errno.ERANGE,
+        errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.EXDEV,
+        errno.ENODATA, errno.EPERM, errno.ENAMETOOLONG, errno.EFBIG, errno.EINVAL, errno.EMLINK,
+        errno.EOPNOTSUPP, errno.E2BIG, errno.ERANGE,
     )
 )  # fmt: skip
 
@@ -66,11 +66,8 @@ def answering(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corout
         try:
             return await method(*args, **kwargs)
         except OSError as exc:
-            code = exc.errno or errno.EIO
-            if code in _ANSWERS:
-                raise _ANSWERS[code]("") from exc
-            if code in _REFUSALS:
-                raise Refused("", code) from exc
+            if exc.errno in _REFUSALS:
+                raise Refused("", exc.errno) from exc
             raise
 
     return wrapped
@@ -185,7 +182,7 @@ class FileOperations(Operations):
     ) -> EntryAttributes:
         """Set those of size, owner, permission bits and times that `fields` names. Copy the file up."""
         gone, owner = self._gone.get(inode), fields.update_uid or fields.update_gid
-        if isinstance(gone, Info) and not (owner or fields.update_size):  # visible to its open handles only
+        if isinstance(gone, Info) and not (owner or fields.update_size):  # the kernel flushes times at close(2)
             mode = stat.S_IMODE(attr.st_mode) if fields.update_mode else gone.mode
             mtime = attr.st_mtime_ns if fields.update_mtime else gone.mtime_ns
             self._gone[inode] = gone._replace(mode=mode, mtime_ns=mtime)
@@ -579,10 +576,6 @@ class FileOperations(Operations):
         key, wanted = self.inodes.key(inode), self.inodes.file(inode)
         if self.inodes.is_superseded(inode, key):
             return None
-        if wanted is not None and (not stat.S_ISDIR(wanted[2]) or self.overlay.lacks(key)):  # no merged directory
-            status = self.upper.status(key)
-            if status is not None and file_of(status) == wanted:
-                return self._fill_status(status, inode)
         key, found = await self._find(inode)
         if found.status is None and found.info is not None:
             info = await self.overlay.info(key) if found.info.size is None else found.info
