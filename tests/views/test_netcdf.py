@@ -81,16 +81,12 @@ def test_a_data_set_is_equal_to_its_zarr_source(tmp_path: Path, version: Literal
         assert isinstance(file["t"].units, str)
 
 
-SMALL = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SMALL = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def shown(file: Any, items: np.ndarray[Any, Any]) -> None:
     """Assert that the variable `x` of an HDF5 file equals the items of the array."""
     kind = items.dtype.kind
-    if kind == "c":
-        for part, name in ((items.real, "x_real"), (items.imag, "x_imag")):
-            np.testing.assert_array_equal(file[name][()], part)
-        return
     found = file["x"][()]
     if kind == "S":
         assert found.shape == (*items.shape, items.itemsize)
@@ -115,8 +111,8 @@ def test_any_array_is_equal_to_its_items(tmp_path_factory: pytest.TempPathFactor
     group = zarr.open_group(base / "z", mode="w", zarr_format=how.version)
     items = write(group, "x", how)
     left_out = converted(base / "z", base / "x.nc")
-    if np.dtype(how.dtype).kind == "V":
-        assert "V5" in left_out["x"]
+    if np.dtype(how.dtype).kind in "Vc":
+        assert how.dtype.lstrip("|") in left_out["x"]
         return
     assert left_out == {}
     with h5py.File(base / "x.nc") as file:
@@ -126,9 +122,8 @@ def test_any_array_is_equal_to_its_items(tmp_path_factory: pytest.TempPathFactor
 def test_types_that_netcdf_lacks_are_converted(tmp_path: Path) -> None:
     root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
     made = {
-        "half": np.array([1.5, np.nan, -2], "f2"), "week": np.array([1, -3, 7], "M8[W]"),
-        "month": np.array(["2000-03", "NaT", "1969-12"], "M8[M]"), "step": np.array([1, 2, 3], "m8[10m]"),
-        "text": np.array(["aé", "", "鍵鍵"], "<U2"), "big": np.array([1, 2, 3], ">u8"),
+        "half": np.array([1.5, np.nan, -2], "f2"), "text": np.array(["aé", "", "鍵鍵"], "<U2"),
+        "big": np.array([1, 2, 3], ">u8"),
     }  # fmt: skip
     for name, items in made.items():
         array = root.create_array(name, shape=items.shape, chunks=(2,), dtype=items.dtype, fill_value=None)
@@ -137,42 +132,48 @@ def test_types_that_netcdf_lacks_are_converted(tmp_path: Path) -> None:
     assert converted(tmp_path / "z", tmp_path / "x.nc") == {}
     with xr.open_dataset(tmp_path / "x.nc", decode_timedelta=True) as found:
         np.testing.assert_array_equal(found["half"], made["half"].astype("f4"))
-        np.testing.assert_array_equal(found["week"], made["week"].astype("M8[ns]"))
-        np.testing.assert_array_equal(found["month"], made["month"].astype("M8[ns]"))
-        np.testing.assert_array_equal(found["step"], made["step"].astype("m8[ns]"))
         assert found["text"].values.tolist() == made["text"].tolist()
         np.testing.assert_array_equal(found["big"], made["big"])
     with h5py.File(tmp_path / "x.nc") as file:
         assert file["big"].dtype == ">u8"
 
 
-def test_unsupported_arrays_are_left_out_with_a_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unsupported_nodes_and_attributes_are_left_out_with_a_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
-    root.create_array("good", shape=(2,), chunks=(2,), dtype="i2")[:] = [1, 2]
-    for name, change in {
+    good = root.create_array("good", shape=(2,), chunks=(2,), dtype="i2")
+    good[:] = [1, 2]
+    good.attrs.update({"NAME": "n", "a/b": 1, "deep": {"a": [1]}, "none": None, "yes": True, "huge": 2**70})
+    changes: dict[str, dict[str, Any]] = {
         "objects": {"dtype": "|O", "filters": [{"id": "pickle"}]}, "other": {"dtype": "<q9"},
         "fields": {"dtype": [["a", "<i4"]], "fill_value": None}, "deep": {"shape": [1] * 33, "chunks": [1] * 33},
         "quad": {"dtype": "<f16"}, "atto": {"dtype": "<M8[as]"}, "huge": {"shape": [2**61], "dtype": "<f8"},
-        "lacking": {"compressor": {"id": "nowhere"}}, "weeks": {"dtype": "<M8[W]", "fill_value": 2**62},
-        "years": {"dtype": "<M8[Y]", "fill_value": -(10**17)},
-        "fields of objects": {"dtype": [["a", "<i4"], ["b", "|O"]], "fill_value": None},
-    }.items():  # fmt: skip
-        (tmp_path / "z" / name).mkdir()
+        "lacking": {"compressor": {"id": "nowhere"}}, "steps": {"dtype": "<m8[10m]"}, "years": {"dtype": "<M8[Y]"},
+        "fields of objects": {"dtype": [["a", "<i4"], ["b", "|O"]], "fill_value": None}, "complex": {"dtype": "<c8"},
+        "lone": {"dtype": "<U1", "fill_value": "\ud800"}, "-name": {}, "end ": {}, os.fsdecode(b"latin\xe9"): {},
+        "-group/a": {}, "e\u0301": {},
+    }  # fmt: skip
+    for name, change in changes.items():
+        (tmp_path / "z" / name).mkdir(parents=True)
         document = json.loads((tmp_path / "z/good/.zarray").read_text()) | change
         (tmp_path / "z" / name / ".zarray").write_text(json.dumps(document))
     left_out = converted(tmp_path / "z", tmp_path / "x.nc")
-    assert set(left_out) == {
-        "objects", "other", "fields", "fields of objects", "deep", "quad", "atto", "huge", "lacking", "weeks", "years",
-    }  # fmt: skip
-    assert left_out["weeks"] == "fill_value: a time that is out of the range of NetCDF's int64"
+    assert set(left_out) == {*changes, "-group", "good"}
+    assert left_out["good"].startswith('attributes ["NAME", "a/b"]')
     assert left_out["lacking"] == "nowhere: numcodecs has no such codec here"
-    assert "NetCDF-4 has no such type" in left_out["quad"]
-    assert len([record for record in caplog.records if "left out" in record.message]) == 11
+    for name in ("quad", "complex"):
+        assert "NetCDF-4 has no such type" in left_out[name]
+    assert len([record for record in caplog.records if "left out" in record.message]) == len(left_out)
     with netCDF4.Dataset(tmp_path / "x.nc") as file:
         assert list(file.variables) == ["good"]
+        assert not file.groups
+        assert {name: file["good"].getncattr(name) for name in file["good"].ncattrs() if name != "_FillValue"} == {
+            "deep": '{"a": [1]}', "none": "null", "yes": "true", "huge": str(2**70),
+        }  # fmt: skip
 
 
-def test_clashing_or_invalid_names_and_dimensions_are_renamed(tmp_path: Path) -> None:
+def test_dimensions_that_clash_or_have_no_valid_name_are_phony(tmp_path: Path) -> None:
     root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
 
     def array(name: str, shape: tuple[int, ...], dims: list[str] | None, dtype: str = "i2") -> None:
@@ -182,81 +183,50 @@ def test_clashing_or_invalid_names_and_dimensions_are_renamed(tmp_path: Path) ->
             made.attrs["_ARRAY_DIMENSIONS"] = dims
 
     array("x", (3,), ["x"])
+    array("ax", (9,), ["x"])  # x is the name of a coordinate of another extent
     array("lat", (2, 3), ["y", "x"])  # not a coordinate variable, although
     array("at", (4,), ["lat"])  # a dimension has its name
     array("y2", (5,), ["y"])  # the dimension y with another extent
     array("same", (2, 2), ["y", "y"])
-    array("-a b ", (2,), ["a/b"])
-    array("_a b_", (2,), None)
-    array("u2", (2, 2), None)
-    array("u", (3,), ["sub"], "c8")  # a dimension with the name of a group
-    array("u_real", (3,), ["x"])
+    array("odd", (2,), ["a/b"])
+    array("two", (2, 2), None)
+    array("below", (3,), ["sub"])  # a dimension with the name of a group
     array("string4", (2,), ["x2"], "S4")  # the name of the dimension of its characters
-    root["x"].attrs.update({"NAME": "n", "a/b": 1, "_FillValue": "odd", "deep": {"a": [1]}, "none": None, "yes": True})
-    root["x"].attrs["huge"] = 2**70
     sub = root.create_group("sub", attributes={"title": "below"})
     sub.create_array("x", shape=(7,), chunks=(7,), dtype="i1")[:] = range(7)
     assert converted(tmp_path / "z", tmp_path / "x.nc") == {}
     with netCDF4.Dataset(tmp_path / "x.nc") as file:
         file.set_auto_mask(False)
-        assert file["lat"].dimensions == ("y", "x")
+        assert {name: variable.dimensions for name, variable in file.variables.items()} == {
+            "x": ("x",), "ax": ("phony_dim_9",), "lat": ("y", "x"), "at": ("lat",), "y2": ("phony_dim_5",),
+            "same": ("y", "y"), "odd": ("phony_dim_2",), "two": ("phony_dim_2", "phony_dim_2_2"),
+            "below": ("phony_dim_3",), "string4": ("x2", "string4"),
+        }  # fmt: skip
         np.testing.assert_array_equal(file["lat"][:], np.arange(6).reshape(2, 3))
-        assert file["at"].dimensions == ("lat",)
-        assert file["y2"].dimensions == ("y_2",)
-        assert json.loads(file["y2"].zarr_dimension_names) == ["y"]
-        assert file["same"].dimensions == ("y", "y")
-        assert {file["_-a b_"].zarr_name, "_a b_"} == {"-a b ", "_a b_"}
-        assert file["_-a b_"].dimensions == ("a_b",)
-        assert file["u2"].dimensions == ("phony_dim_0", "phony_dim_1")
-        assert file["_a b_"].dimensions == ("phony_dim_0",)
-        assert file["string4"].dimensions == ("x2", "string4_2")
-        assert file["u_real_2"].zarr_name == "u"
-        assert file["u_real_2"].dimensions == ("sub_2",)
         assert file["sub"].title == "below"
-        assert file["sub/x"].shape == (7,)
-        attributes = {name: file["x"].getncattr(name) for name in file["x"].ncattrs()}
-        assert json.loads(attributes.pop("zarr_attribute_names")) == {
-            "zarr_NAME": "NAME", "a_b": "a/b", "zarr_FillValue": "_FillValue",
-        }  # fmt: skip
-        assert attributes == {
-            "zarr_NAME": "n", "a_b": 1, "zarr_FillValue": "odd", "deep": '{"a": [1]}', "none": "null", "yes": "true",
-            "huge": str(2**70),
-        }  # fmt: skip
-
-
-def test_names_that_are_not_utf8_are_kept_as_json(tmp_path: Path) -> None:
-    root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
-    for path in ("x", "h/y", "other"):
-        root.create_array(path, shape=(2,), chunks=(2,), dtype="i2")[...] = [1, 2]
-    for name in ("x", "h"):  # as unpacking an archive with Latin-1 names leaves them
-        (tmp_path / "z" / name).rename(tmp_path / "z" / os.fsdecode(name.encode() + b"\xe9"))
-    assert converted(tmp_path / "z", tmp_path / "x.nc") == {}
-    with netCDF4.Dataset(tmp_path / "x.nc") as file:
-        assert [json.loads(file[name].zarr_name) for name in ("x?", "h?")] == ["x\udce9", "h\udce9"]
-        for name in ("x?", "h?/y", "other"):
-            assert file[name][...].tolist() == [1, 2]
+        assert file["sub/x"][:].tolist() == list(range(7))
 
 
 NAMES = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="/\0"), min_size=1, max_size=4).filter(
     lambda name: name[0] != "."
-) | st.sampled_from(["x", "lat", "phony_dim_0", "string3", "_nc4_non_coord_x", "x_real", "_gap"])
+) | st.sampled_from(["x", "lat", "phony_dim_2", "string3", "_nc4_non_coord_x", "_gap"])
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3), max_leaves=5,
 )  # fmt: skip
 ATTRIBUTES = st.dictionaries(
-    st.text(max_size=4) | st.sampled_from(["NAME", "CLASS", "_FillValue", "missing_value", "units", "zarr_name"]),
+    st.text(max_size=4) | st.sampled_from(["NAME", "CLASS", "_FillValue", "missing_value", "units", "-x"]),
     VALUES, max_size=4,
 )  # fmt: skip
 DIMENSIONS = st.lists(st.tuples(st.integers(0, 3), NAMES | st.sampled_from(["a/b", ""])), min_size=1, max_size=3)
-TYPES = st.sampled_from(["<i2", "|u1", ">f4", "|b1", "<c8", "|S3", "<U1", "<M8[s]", "<m8[h]", "<f2", "|V3"])
+TYPES = st.sampled_from(["<i2", "|u1", ">f4", "|b1", "<c8", "|S3", "<M8[s]", "<m8[h]", "<f2", "|V3"])
 DOCUMENTS = st.dictionaries(
     st.lists(NAMES, min_size=1, max_size=3).map("/".join), st.tuples(TYPES, DIMENSIONS, ATTRIBUTES, st.booleans()),
     max_size=6,
 )  # fmt: skip
 
 
-@settings(SMALL, max_examples=25)
+@SMALL
 @given(arrays=DOCUMENTS, attributes=ATTRIBUTES)
 def test_any_names_and_attributes_make_a_readable_file(
     arrays: dict[str, tuple[str, list[tuple[int, str]], dict[str, Any], bool]], attributes: dict[str, Any]
@@ -347,11 +317,9 @@ def test_every_sample_becomes_a_valid_file_with_its_recorded_values(tmp_path: Pa
     with h5py.File(tmp_path / "x.nc") as file:
         for sample in samples:
             path = sample.path or "array"
-            if sample.path in left_out:
-                assert not sample.decoded or isinstance(sample.dtype, list) or np.dtype(sample.dtype).kind in "VO"
-            elif np.dtype(sample.dtype).kind == "c":
-                both = np.stack([file[path + "_real"][()], file[path + "_imag"][()]], -1)
-                assert not sample.defined or hashlib.sha256(both.tobytes()).hexdigest() == sample.sha256
+            if path not in file:
+                odd = isinstance(sample.dtype, list) or np.dtype(sample.dtype).kind in "VOc"
+                assert not sample.decoded or odd or "unit of time" in left_out[sample.path]
             elif np.dtype(sample.dtype).kind not in "U" and sample.dtype != "<f2":
                 found = file[path][()]
                 assert found.shape[: len(sample.shape)] == sample.shape
@@ -463,7 +431,7 @@ def test_too_much_text_is_left_out(tmp_path: Path) -> None:
     long[0] = "x" * 2**16
     reasons = converted(tmp_path / "z", tmp_path / "x.nc")
     assert set(reasons) == {"many", "long"}
-    assert reasons["many"].startswith("text of any length in more than 1,048,576 items")
+    assert reasons["many"].startswith("text in more than 1,048,576 items")
     assert reasons["long"] == "1,024 items as long as the longest, 65,536 bytes: more than 32 MiB"
 
 

@@ -22,11 +22,9 @@ from zarrfs.store.api import Info, Kind, Store, Value, check_key, name_rule
 from zarrfs.system.processes import python
 from zarrfs.views.hierarchy import Node
 from zarrfs.views.view import File, Part, View
-from zarrfs.zarr.errors import MetadataError
 
 if TYPE_CHECKING:
-    from zarrfs.views.netcdf_items import VariableForm
-    from zarrfs.views.netcdf_model import Description  # imports numpy
+    from zarrfs.views.netcdf_model import Description, Form  # imports numpy
 
 SUFFIX = ".nc"
 _NODES_MAX = 100_000  # nodes of a hierarchy
@@ -126,7 +124,7 @@ class NetCDFView(View):
         nodes, description = await self._describe()
         made = json.loads(await self._build(description.text, self._name))
         parts = [
-            Part(at, at + one.nbytes, one.node, one.form.itemsize, one.form.convert)
+            Part(at, at + one.nbytes, one.node, one.dtype)
             for at, one in zip(made["places"], description.variables, strict=True) if at is not None
         ]  # fmt: skip
         parts.sort(key=operator.itemgetter(0))
@@ -138,6 +136,7 @@ class NetCDFView(View):
     async def _describe(self) -> tuple[list[Node], Description]:
         """Read the documents and the arrays that are kept with the header. Raise ReadError."""
         from zarrfs.views.netcdf_inline import is_inlined, read_inlined
+        from zarrfs.views.netcdf_model import describe
 
         nodes: list[Node] = []
         async for node in self.hierarchy.walk():
@@ -146,26 +145,16 @@ class NetCDFView(View):
             nodes.append(node)
             if len(nodes) > _NODES_MAX:
                 raise ReadError("/", f"view=netcdf: more than {_NODES_MAX:,} groups and arrays")
-        inlined: dict[str, tuple[VariableForm, ...] | str] = {}
+        inlined: dict[str, Form | str] = {}
 
         async def read(node: Node) -> None:
             inlined[node.path] = await read_inlined(self.lower, node, self.cache)
 
         await for_each(read, [node for node in nodes if is_inlined(node)])
-        description = await trio.to_thread.run_sync(_described, self._name, nodes, inlined)
+        description = await trio.to_thread.run_sync(describe, nodes, inlined)
         for path, reason in description.left_out.items():
             self.leave_out(path, reason)
         return nodes, description
-
-
-def _described(key: str, nodes: list[Node], inlined: dict[str, tuple[VariableForm, ...] | str]) -> Description:
-    """Return the description of the file. To be called in a thread, because it imports numpy."""
-    from zarrfs.views.netcdf_model import describe
-
-    try:
-        return describe(nodes, inlined)
-    except MetadataError as exc:
-        raise ReadError(key, str(exc)) from exc
 
 
 def name_of(source: str) -> str:

@@ -1,18 +1,18 @@
 """The description of a NetCDF-4 file that shows Zarr groups: its dimensions, variables and attributes.
 
-Sources: NetCDF-4 file format specification (names, dimensions, coordinates); xarray's encoding of Zarr
+Sources: NetCDF-4 file format specification (names, dimensions, coordinates); NetCDF user guide, "Permitted characters
+in netCDF names" and "External data types"; CF conventions 1.11, 4.4 (time coordinate); xarray's encoding of Zarr
 (`_ARRAY_DIMENSIONS`, `_FillValue`).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,19 +21,26 @@ from zarrfs.errors import ReadError
 from zarrfs.store.api import split_key
 from zarrfs.views.flat import flat_size
 from zarrfs.views.hierarchy import Node
-from zarrfs.views.netcdf_items import NOT_A_TIME, VariableForm, forms_of
 from zarrfs.zarr import fillvalues
 from zarrfs.zarr.codecs import check_codecs, inner_array
+from zarrfs.zarr.dtypes import DataType
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.model import ArrayMetadata
 from zarrfs.zarr.v2 import DIMENSIONS
 
 ROOT = "array"  # the name of an array that is the whole store
-_NAME_MAX = 240  # bytes; NetCDF has 256 (NC_MAX_NAME), a Zarr name 255; the rest is for suffixes
+_NAME_MAX = 240  # bytes; NetCDF has 256 (NC_MAX_NAME); the rest is for _nc4_non_coord_
+_NAME = re.compile(r"(?!_nc4_non_coord_)[0-9A-Za-z_\x80-\ud7ff\ue000-\U0010ffff][^\x00-\x1f/\x7f\ud800-\udfff]*(?<! )")
 _RANK_MAX = 32  # H5S_MAX_RANK
 _SIZE_MAX = 1 << 62  # bytes of all variables of a file
 _CHUNK_MAX = (4 << 30) - 1  # bytes of a chunk of HDF5
+_NOT_A_TIME = -(1 << 63)
+_UNITS = {  # numpy's unit: unit of CF
+    "D": "days", "h": "hours", "m": "minutes", "s": "seconds", "ms": "milliseconds", "us": "microseconds",
+    "ns": "nanoseconds",
+}  # fmt: skip
+_SMALL = {"s", "ms", "us", "ns"}  # the units that xarray uses in memory
 _RESERVED = {  # attributes that the NetCDF library reserves
     "CLASS", "NAME", "REFERENCE_LIST", "DIMENSION_LIST", "DIMENSION_LABELS", "_Netcdf4Dimid", "_Netcdf4Coordinates",
     "_nc3_strict", "_NCProperties", "_FillValue", "_NCCOPY", "_IsNetcdf4", "_SuperblockVersion", "_Format",
@@ -41,63 +48,78 @@ _RESERVED = {  # attributes that the NetCDF library reserves
 _OF_THE_TYPE = {  # attributes that, by CF, have the type of their variable
     "missing_value", "valid_min", "valid_max", "valid_range", "actual_range", "flag_values", "flag_masks",
 }  # fmt: skip
-_FORBIDDEN = re.compile(r"[\x00-\x1f/\x7f]")
-_OLD_NAME, _OLD_ATTRIBUTES, _OLD_DIMENSIONS = "zarr_name", "zarr_attribute_names", "zarr_dimension_names"
 
 Attribute = tuple[str, str, JSON]  # name; "text" or the dtype of numbers; the value
 
 
-@dataclasses.dataclass(frozen=True)
-class Variable:
+class Form(NamedTuple):
+    """The form of the items of an array in a variable."""
+
+    dtype: str  # numpy's typestr of an element, S1 for NC_CHAR
+    width: int = 0  # elements of an item along a further dimension; 0: an item is one element
+    attributes: Mapping[str, str] = {}  # those that a reader needs to interpret the items
+    data: bytes | None = None  # the items, if they are kept with the header
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of an item."""
+        return np.dtype(self.dtype).itemsize * (self.width or 1)
+
+
+class Variable(NamedTuple):
     """A variable of the file, and the array whose items it shows."""
 
     node: Node
-    form: VariableForm
+    dtype: str | None  # of an item, if it is converted
     nbytes: int  # of its chunks
 
 
-@dataclasses.dataclass(frozen=True)
-class Description:
+class Description(NamedTuple):
     """A NetCDF-4 file: `text` describes it in JSON for netcdf_header.write(), with the variables in this order."""
 
     text: bytes
-    variables: tuple[Variable, ...]
-    left_out: dict[str, str]  # why nodes are not in the file, by path
+    variables: list[Variable]
+    left_out: dict[str, str]  # why nodes, or some of their attributes, are not in the file, by path
 
 
-def describe(nodes: Iterable[Node], inlined: Mapping[str, tuple[VariableForm, ...] | str]) -> Description:
+def describe(nodes: Iterable[Node], inlined: Mapping[str, Form | str]) -> Description:
     """Describe the file that shows `nodes`: the root and all nodes below it, in any order.
 
     `inlined`: arrays whose items are kept with the header, by path, or the reason why they are left out. Raise
-    MetadataError if the variables are larger than any file.
+    ReadError if the variables are larger than any file.
     """
-    groups: dict[str, _Group] = {}
-    arrays: dict[str, list[_Array]] = {}  # by group
+    groups = {"": _Group("", {})}
     left_out: dict[str, str] = {}
     for node in sorted(nodes, key=lambda node: node.path.split("/")):
         above, name = split_key(node.path)
         if node.problem is not None:
             left_out[node.path] = node.problem
-        if isinstance(node.metadata, ArrayMetadata):
-            if above not in groups:  # the root is an array
-                groups[above] = _Group([], {})
-            try:
-                arrays.setdefault(above, []).append(_array(node, node.metadata, inlined.get(node.path)))
-            except MetadataError as exc:
-                left_out[node.path] = str(exc)
-        elif not node.childless:
-            attributes = {} if node.metadata is None else node.metadata.attributes
-            if not node.path:
-                groups[""] = _Group([], attributes)
-            elif above in groups:
-                groups[node.path] = groups[above].child(name, attributes)
-    counter = itertools.count()  # for phony dimensions: their numbers are unique in a file, as in the NetCDF library
-    variables = [one for path, group in groups.items() for one in group.fill(arrays.get(path, []), counter)]
+        try:
+            if node.path and not is_valid_name(name):
+                raise MetadataError("NetCDF does not allow this name")  # noqa: TRY301
+            if above not in groups:
+                raise MetadataError("its group is left out")  # noqa: TRY301
+            if isinstance(node.metadata, ArrayMetadata):
+                groups[above].arrays.append(_array(name or ROOT, node, node.metadata, inlined.get(node.path)))
+            elif not node.childless:
+                groups[node.path] = _Group(node.path, node.metadata.attributes if node.metadata else {})
+                groups[above].below.add(name)
+        except MetadataError as exc:
+            left_out[node.path] = str(exc)
+    variables: list[Variable] = []
+    made = [group.described(variables, left_out) for group in groups.values()]
     total = sum(variable.nbytes for variable in variables)
     if total > _SIZE_MAX:
-        raise MetadataError(f"its variables are larger than any file ({total} bytes)")
-    document = {"groups": [group.as_json() for group in groups.values()]}
-    return Description(json.dumps(document, separators=(",", ":")).encode(), tuple(variables), left_out)
+        raise ReadError("/", f"view=netcdf: its variables are larger than any file ({total} bytes)")
+    return Description(json.dumps({"groups": made}, separators=(",", ":")).encode(), variables, left_out)
+
+
+def is_valid_name(name: str) -> bool:
+    """Return whether NetCDF allows a name of a group, a variable, a dimension or an attribute."""
+    return (
+        _NAME.fullmatch(name) is not None and unicodedata.is_normalized("NFC", name)
+        and len(name.encode()) <= _NAME_MAX
+    )  # fmt: skip
 
 
 class _Array(NamedTuple):
@@ -106,149 +128,99 @@ class _Array(NamedTuple):
     name: str  # in its group
     node: Node
     metadata: ArrayMetadata
-    forms: tuple[VariableForm, ...]
+    form: Form
+    fill: bytes | None
     chunks: tuple[int, ...] | None  # of HDF5; None if it is kept with the header
 
 
-def _array(node: Node, array: ArrayMetadata, inlined: tuple[VariableForm, ...] | str | None) -> _Array:
+def _array(name: str, node: Node, array: ArrayMetadata, inlined: Form | str | None) -> _Array:
     """Return an array as the file shows it. Raise MetadataError if it cannot."""
     if isinstance(inlined, str):
         raise MetadataError(inlined)
     if inlined is None:
         flat_size(array)
-    forms = inlined or forms_of(array.dtype)
-    if array.ndim + (forms[0].width > 0) > _RANK_MAX:
+    form = inlined or form_of(array.dtype)
+    if array.ndim + (form.width > 0) > _RANK_MAX:
         raise MetadataError(f"shape: HDF5 has no arrays of {array.ndim} dimensions")
-    for form in forms:
-        fill_of(array, form)
     for reason in check_codecs(array):  # its chunks could not be read, nor a small file be opened
         raise MetadataError(reason)
-    chunks = _chunks_of(array, forms) if inlined is None and all(array.shape) else None
-    return _Array(split_key(node.path)[1] if node.path else ROOT, node, array, forms, chunks)
-
-
-def _unique(name: str, is_taken: Callable[[str], bool]) -> str:
-    """Return `name`, with a number if it is taken."""
-    found, number = name, 2
-    while is_taken(found):
-        found, number = f"{name}_{number}", number + 1
-    return found
-
-
-def valid_name(name: str) -> str:
-    """Return `name`, or a similar name that NetCDF allows.
-
-    Allowed are names in Unicode's form NFC without control characters, that begin with a letter, a digit or "_", and
-    do not end in a space. Source: NetCDF user guide, "Permitted characters in netCDF names".
-    """
-    name = name.encode("utf-8", "replace").decode()
-    name = _FORBIDDEN.sub("_", unicodedata.normalize("NFC", name)).replace("_nc4_non_coord_", "nc4_non_coord_")
-    if name.endswith(" "):
-        name = name.rstrip(" ") + "_"
-    if not name or (name[0] < "\x80" and not (name[0].isalnum() or name[0] == "_")):
-        name = f"_{name}"
-    return name.encode()[:_NAME_MAX].decode(errors="ignore")
+    chunks = _chunks_of(array, form) if inlined is None and all(array.shape) else None
+    return _Array(name, node, array, form, fill_of(array, form), chunks)
 
 
 class _Group:
-    """A group of the file, to which its variables are added."""
+    """A group of the file, with its arrays and the names of the groups in it."""
 
-    def __init__(self, path: list[str], attributes: Mapping[str, JSON], old: str | None = None) -> None:
-        self.path = path  # names in the file
-        self._names: set[str] = set()  # of variables and groups
-        self._below: set[str] = set()  # names of groups in it
+    def __init__(self, path: str, attributes: Mapping[str, JSON]) -> None:
+        self._path, self._attributes = path, attributes
+        self.arrays: list[_Array] = []
+        self.below: set[str] = set()
         self._dimensions: dict[str, int] = {}
-        self._named: dict[tuple[str, int], str] = {}  # dimensions by their name in the source, and their extent
-        self._phonies: dict[str, int] = {}  # those of `_dimensions` that have no name in the source
-        self._variables: list[dict[str, JSON]] = []
-        hidden = {name: value for name, value in attributes.items() if not name.lower().startswith("_nc")}
-        self._attributes = attributes_of(hidden, None, (() if old is None else ((_OLD_NAME, *_text(old)),)))
 
-    def child(self, name: str, attributes: Mapping[str, JSON]) -> _Group:
-        """Return a new group in this one."""
-        shown = self._free(name)
-        self._below.add(shown)
-        return _Group([*self.path, shown], attributes, name if shown != name else None)
-
-    def fill(self, arrays: list[_Array], counter: Iterator[int]) -> Iterator[Variable]:
-        """Add the variables of `arrays` and yield them. `counter`: of phony dimensions."""
-        called = {array.name: self._free(array.name) for array in arrays if not array.forms[0].suffix}
+    def described(self, variables: list[Variable], left_out: dict[str, str]) -> JSON:
+        """Return the group for netcdf_header.write(); add its variables, and reasons for attributes left out."""
+        made = []
         # coordinates first: if arrays give one dimension name several extents, that of the coordinate keeps the name
-        arrays.sort(key=lambda array: dimension_names(array.metadata)[:1] != (array.name,))
-        for name, node, array, forms, chunks in arrays:
+        self.arrays.sort(key=lambda array: dimension_names(array.metadata)[:1] != (array.name,))
+        for name, node, array, form, fill, chunks in self.arrays:
             dims: list[str] = []
             for given, extent in zip(dimension_names(array), array.shape, strict=True):
-                if given is None:
-                    dims.append(self._phony(extent, dims, counter))
-                else:
-                    dims.append(self._dimension(given, extent, called.get(given)))
-            for form in forms:
-                shown = self._free(name + form.suffix) if form.suffix else called[name]
-                own = [*dims, self._dimension(f"string{form.width}", form.width, None)] if form.width else dims
-                wide = (*chunks, form.width) if chunks is not None and form.width else chunks
-                data = None if form.data is None else form.data.hex()
-                self._variables.append(_variable(array, form, name, shown, own) | {"chunks": wide, "data": data})
-                yield Variable(node, form, form.itemsize * items_of(array))
-
-    def _free(self, name: str) -> str:
-        """Return a name that NetCDF allows, like `name`, and that nothing else in the group has."""
-        shown = _unique(valid_name(name), self._names.__contains__)
-        self._names.add(shown)
-        return shown
-
-    def _dimension(self, name: str, extent: int, coordinate: str | None) -> str:
-        """Return the dimension for a name and an extent; one name with two extents gets two dimensions.
-
-        `coordinate`: the variable of the array with that name, if there is one.
-        """
-        if (name, extent) not in self._named:
-
-            def is_taken(one: str) -> bool:
-                by_other = one in self._names and coordinate is None
-                return one in self._dimensions or one in self._below or by_other
-
-            found = self._named[name, extent] = _unique(coordinate or valid_name(name), is_taken)
-            self._dimensions[found] = extent
-        return self._named[name, extent]
-
-    def _phony(self, extent: int, taken: Sequence[str], counter: Iterator[int]) -> str:
-        """Return a phony dimension of `extent` that is not in `taken`, the dimensions of the array so far."""
-        for name, known in self._phonies.items():
-            if known == extent and name not in taken:
-                return name
-        while True:
-            name = f"phony_dim_{next(counter)}"
-            if name not in self._dimensions and name not in self._names:
-                self._dimensions[name] = self._phonies[name] = extent
-                return name
-
-    def as_json(self) -> JSON:
-        """Return the group for netcdf_header.write()."""
+                dims.append(self._dimension(given, extent, dims))
+            if form.width:
+                dims.append(self._dimension(f"string{form.width}", form.width, dims))
+                chunks = None if chunks is None else (*chunks, form.width)
+            fixed: list[Attribute] = [(key, "text", value) for key, value in form.attributes.items()]
+            if array.dtype.kind in "mM" and fill != _none(form):
+                fixed.append(("missing_value", form.dtype, _NOT_A_TIME))
+            own = {key: value for key, value in array.attributes.items() if key != "_FillValue" or fill is None}
+            made.append({
+                "name": name, "dims": dims, "dtype": form.dtype, "chunks": chunks,
+                "fill": None if fill is None else fill.hex(), "data": None if form.data is None else form.data.hex(),
+                "attributes": fixed + _attributes(node.path, own, left_out, {one[0] for one in fixed}, form.dtype),
+            })  # fmt: skip
+            converted = form.dtype if array.dtype.kind == "f" and form.itemsize != array.dtype.itemsize else None
+            variables.append(Variable(node, converted, form.itemsize * items_of(array)))
         return {
-            "path": self.path, "dimensions": self._dimensions, "attributes": self._attributes,
-            "variables": self._variables,
+            "path": self._path.split("/") if self._path else [], "dimensions": self._dimensions, "variables": made,
+            "attributes": _attributes(self._path, self._attributes, left_out),
         }  # fmt: skip
 
+    def _dimension(self, name: str | None, extent: int, taken: list[str]) -> str:
+        """Return the dimension for a name and an extent.
 
-def _variable(array: ArrayMetadata, form: VariableForm, name: str, shown: str, dims: Sequence[str]) -> dict[str, JSON]:
-    """Return a variable for netcdf_header.write(): the array `name` under the name `shown`."""
-    old = dimension_names(array)
-    fixed: list[Attribute] = [(key, "text", value) for key, value in form.attributes]
-    if shown != name:
-        fixed.append((_OLD_NAME, *_text(name)))
-    if any(given is not None and given != dim for given, dim in zip(old, dims, strict=False)):
-        fixed.append((_OLD_DIMENSIONS, "text", json.dumps(old)))
-    fill = fill_of(array, form)
-    if array.dtype.kind in "mM" and fill != _none(form):
-        fixed.append(("missing_value", form.dtype, NOT_A_TIME))
-    attributes = {
-        key: value for key, value in array.attributes.items()
-        if key != DIMENSIONS and not key.lower().startswith("_nc") and not (key == "_FillValue" and fill is not None)
-    }  # fmt: skip
-    return {
-        "name": shown, "dims": dims, "dtype": form.dtype, "fill": None if fill is None else fill.hex(),
-        "attributes": attributes_of(attributes, form.dtype, fixed),
-    }  # fmt: skip
+        Without a name, with one that NetCDF does not allow, or if the name has another extent or is that of a group,
+        it is a phony dimension that is not in `taken`, the dimensions of the array so far.
+        """
+        for number in itertools.count():
+            found = f"phony_dim_{extent}_{number}" if number > 1 else f"phony_dim_{extent}" if number else name or ""
+            if (number and found in taken) or found in self.below or not is_valid_name(found):
+                continue
+            if self._dimensions.setdefault(found, extent) == extent:
+                return found
+        raise AssertionError("not reached")
+
+
+def form_of(dtype: DataType) -> Form:
+    """Return the form in which a variable shows items of `dtype`. Raise MetadataError if NetCDF has none."""
+    kind, size, text = dtype.kind, dtype.itemsize, dtype.text if isinstance(dtype.text, str) else "with fields"
+    if not dtype.name:
+        if kind in "iu" or (kind == "f" and size in (4, 8)):
+            return Form(text)
+        if kind == "f" and size == 2:
+            return Form("<f4")
+        if kind == "b":
+            return Form("|i1", attributes={"dtype": "bool"})
+        if kind == "S":
+            return Form("|S1", size if size > 1 else 0)  # one byte is an NC_CHAR already
+        if kind in "mM":
+            unit, count = np.datetime_data(dtype.numpy)
+            if unit not in _UNITS or count != 1:
+                raise MetadataError(f"dtype {text}: CF has no such unit of time")
+            attributes = {"units": f"{_UNITS[unit]} since 1970-01-01", "calendar": "proleptic_gregorian"}
+            if kind == "m":
+                attributes = {"units": _UNITS[unit], "dtype": f"timedelta64[{unit if unit in _SMALL else 's'}]"}
+            return Form(f"{text[0]}i8", attributes=attributes)
+    raise MetadataError(f"dtype {dtype.name or text}: NetCDF-4 has no such type")
 
 
 def items_of(array: ArrayMetadata) -> int:
@@ -257,7 +229,7 @@ def items_of(array: ArrayMetadata) -> int:
     return grid.size * math.prod(map(min, grid.chunks, grid.shape))
 
 
-def _chunks_of(array: ArrayMetadata, forms: Sequence[VariableForm]) -> tuple[int, ...]:
+def _chunks_of(array: ArrayMetadata, form: Form) -> tuple[int, ...]:
     """Return the shape of HDF5 chunks: that of Zarr, cut to the shape of the array.
 
     A single chunk that is too large for HDF5 is divided along its first dimensions, which does not change the order of
@@ -265,13 +237,13 @@ def _chunks_of(array: ArrayMetadata, forms: Sequence[VariableForm]) -> tuple[int
     """
     grid = (inner_array(array) or array).grid
     chunks = [*map(min, grid.chunks, grid.shape)]
-    most = _CHUNK_MAX // max(form.itemsize for form in forms)  # items
+    most = _CHUNK_MAX // form.itemsize  # items
     for at in range(len(chunks)):
         size = math.prod(chunks)
         if size <= most:
             break
         if grid.size > 1:
-            raise MetadataError(f"chunks of {size * forms[0].itemsize:,} bytes: HDF5 has none of 4 GiB or more")
+            raise MetadataError(f"chunks of {size * form.itemsize:,} bytes: HDF5 has none of 4 GiB or more")
         chunks[at] = max(most // math.prod(chunks[at + 1 :]), 1) if not at else 1
     return tuple(chunks)
 
@@ -289,21 +261,18 @@ def dimension_names(array: ArrayMetadata) -> tuple[str | None, ...]:
 # -- fill values
 
 
-def fill_of(array: ArrayMetadata, form: VariableForm) -> bytes | None:
+def fill_of(array: ArrayMetadata, form: Form) -> bytes | None:
     """Return `_FillValue` by xarray's rules, as one element; None if the variable has none.
 
     For arrays of v2, of earlier generations and of the draft of v3, this is `fill_value`, or else the attribute; for
-    v3, only the attribute; for times without either, NaT. Raise MetadataError for a date that is out of range.
+    v3, only the attribute; for times without either, NaT.
     """
-    if not form.has_fill_value:
-        return None
     dtype = array.dtype
+    if dtype.kind not in "iufmM":
+        return None
     if array.fill is not None and array.generation != "v3":
         item = np.frombuffer(array.fill, dtype.numpy)
-        try:
-            return (item if form.convert is None else form.convert(item)).tobytes()
-        except ReadError as exc:
-            raise MetadataError(f"fill_value: {exc.reason}") from None
+        return (item.astype(form.dtype) if dtype.kind == "f" else item).tobytes()
     value = array.attributes.get("_FillValue")
     if value is not None:
         if dtype.kind == "f" and isinstance(value, str):
@@ -314,9 +283,9 @@ def fill_of(array: ArrayMetadata, form: VariableForm) -> bytes | None:
     return _none(form) if dtype.kind in "mM" else None
 
 
-def _none(form: VariableForm) -> bytes:
+def _none(form: Form) -> bytes:
     """Return the bytes of NaT as an int64."""
-    return NOT_A_TIME.to_bytes(8, "big" if form.dtype[0] == ">" else "little", signed=True)
+    return _NOT_A_TIME.to_bytes(8, "big" if form.dtype[0] == ">" else "little", signed=True)
 
 
 def _cast(value: JSON, dtype: str) -> np.ndarray[Any, Any] | None:
@@ -347,29 +316,26 @@ def _are_numbers(value: JSON) -> bool:
 # -- attributes
 
 
-def attributes_of(
-    given: Mapping[str, JSON], dtype: str | None, fixed: Iterable[Attribute] = ()
+def _attributes(
+    path: str, given: Mapping[str, JSON], left_out: dict[str, str], fixed: Iterable[str] = (), dtype: str | None = None
 ) -> list[Attribute]:
-    """Return attributes in the forms of NetCDF: text, or numbers of one type. Other values become JSON text.
+    """Return the attributes of a node in the forms of NetCDF: text, or numbers of one type; others become JSON text.
 
-    `dtype`: the element type of the variable. `fixed`: attributes that keep their names; given ones of the same name
-    are renamed.
+    Those that NetCDF cannot have are added to `left_out`. `fixed`: names that the view uses; `dtype`: the element type
+    of the variable.
     """
-    found: list[Attribute] = [*fixed]
-    taken = {name for name, _, _ in found}
-    renamed = {}
+    found: list[Attribute] = []
+    dropped = []
     for name, value in given.items():
-        shown = valid_name(name)
-        if name in _RESERVED or shown in taken:
-            shown = "zarr_" + shown.lstrip("_")
-        if shown != name:
-            shown = _unique(shown, lambda one: one in taken or one in given)
-        taken.add(shown)
-        if shown != name:
-            renamed[shown] = name
-        found.append((shown, *_value(name, value, dtype)))
-    if renamed:
-        found.append((_OLD_ATTRIBUTES, "text", json.dumps(renamed)))
+        if name == DIMENSIONS or name.lower().startswith("_nc"):
+            continue
+        if name in _RESERVED or name in fixed or not is_valid_name(name):
+            dropped.append(name)
+        else:
+            found.append((name, *_value(name, value, dtype)))
+    if dropped:
+        names = json.dumps(dropped)
+        left_out[path] = f"attributes {names[:200]}: names that NetCDF forbids or reserves, or that this view sets"
     return found
 
 

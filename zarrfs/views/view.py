@@ -8,8 +8,8 @@ from __future__ import annotations
 import bisect
 import logging
 import operator
-from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, NamedTuple
 
 from zarrfs.concurrency.lru import LRU
 from zarrfs.errors import ReadError
@@ -33,8 +33,7 @@ class Part(NamedTuple):
     start: int
     stop: int
     node: Node
-    itemsize: int = 0  # bytes of an item in the file, if they are converted
-    convert: Callable[[Any], Any] | None = None
+    dtype: str | None = None  # numpy's, of an item in the file, if it is converted
 
 
 class File(NamedTuple):
@@ -155,16 +154,11 @@ class _OpenFile(Value):
         node = part.node
         await self._view.hierarchy.check(self._key, node)
         flat, start, stop = self._view.reader(node), start - part.start, stop - part.start
-        if part.convert is None:
+        if part.dtype is None:
             return await flat.read(start, stop)
         import numpy as np
 
-        first, last = start // part.itemsize, -(-stop // part.itemsize)
-        stored = flat.chunks.itemsize
+        shown, stored = np.dtype(part.dtype).itemsize, flat.chunks.itemsize
+        first, last = start // shown, -(-stop // shown)
         items = np.frombuffer(await flat.read(first * stored, last * stored), flat.chunks.array.dtype.numpy)
-        try:
-            data = part.convert(items)
-        except ReadError as exc:
-            raise ReadError(node.path, exc.reason) from None
-        shown = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
-        return shown[start - first * part.itemsize : stop - first * part.itemsize]
+        return items.astype(part.dtype).view(np.uint8).data[start - first * shown : stop - first * shown]
