@@ -1,4 +1,4 @@
-"""zarrfs diff and discard: list and drop the changes of an upper directory."""
+"""zarrfs diff: list the changes of an upper directory."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 import trio
 from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.copying.mergedtrees import change, model_of, opened, operations, sets, write_source
 from tests.references.refsets import targets
@@ -93,15 +94,15 @@ def test_a_missing_upper_directory_is_an_error(place: Path) -> None:
     assert "no such file or directory" in result.stderr
 
 
-@pytest.mark.parametrize("kind", ["references", "archive", "zarr"])
-def test_applying_the_changes_to_the_source_gives_the_merged_tree(kind: str) -> None:
-    @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(sets(targets(Path(_URLS.name))), operations(links=True))
-    def check(entries: dict[str, Any], changes: list[Any]) -> None:
-        with tempfile.TemporaryDirectory() as place:
-            trio.run(check_difference, Path(place), kind, entries, changes)
-
-    check()
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.sampled_from(["references", "archive", "zarr"]), sets(targets(Path(_URLS.name))), operations(links=True)
+)
+def test_applying_the_changes_to_the_source_gives_the_merged_tree(
+    kind: str, entries: dict[str, Any], changes: list[Any]
+) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        trio.run(check_difference, Path(place), kind, entries, changes)
 
 
 async def check_difference(place: Path, kind: str, entries: dict[str, Any], changes: list[Any]) -> None:
@@ -132,6 +133,3 @@ async def check_difference(place: Path, kind: str, entries: dict[str, Any], chan
 
 def below(key: str, directories: set[str]) -> bool:
     return any(key.startswith(f"{directory}/") for directory in directories)
-
-
-# -- discard

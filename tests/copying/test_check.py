@@ -111,11 +111,6 @@ def test_each_failure_is_counted_as_its_kind(url: str, kind: str, tmp_path: Path
     assert url in bad.url
 
 
-def test_a_file_whose_size_is_unavailable_is_a_bad_entry(tmp_path: Path) -> None:
-    store, _targets = store_of(tmp_path, lambda writer: writer.whole("bad", "missing"))
-    assert checked(store).counts == {"missing": 1}
-
-
 def test_only_the_first_bad_entries_are_kept_and_all_are_counted(tmp_path: Path) -> None:
     def fill(writer: IndexWriter) -> None:
         for number in range(100):
@@ -266,6 +261,3 @@ def test_follow_resolves_links_inside_the_store(tmp_path: Path) -> None:
     assert trio.run(follow, store, "real/b") == "real/deep/file"
     assert trio.run(follow, store, "") == ""
     assert trio.run(follow, store, "out/x") is None
-
-
-# -- two passes

@@ -23,19 +23,13 @@ ARCHIVE_FILE = {"path": "a", "mode": 0o100644, "size": 1, "encoding": "utf-8", "
 REFUSED: dict[str, tuple[str, list[str], list[str]]] = {
     # name: (document, options, words of the error)
     "truncated": ('{"version": 1, "refs": {"a": "b"', [], ["not JSON"]),
-    "empty": ("", [], ["not JSON"]),
     "neither": ('"text"', [], ["neither"]),
     "version": ('{"version": 2, "refs": {}}', [], ["version"]),
-    "refs-type": ('{"version": 1, "refs": []}', [], ["refs"]),
     "unknown-variable": (
         '{"version": 1, "templates": {"u": "x"}, "refs": {"k": ["{{nope}}", 0, 1]}}', [], ["k", "nope"],
     ),
     "template-raises": (
         '{"version": 1, "templates": {"u": "x"}, "refs": {"k": ["{{1 // 0}}", 0, 1]}}', [], ["k", "zero"],
-    ),
-    "template-loops": (
-        '{"version": 1, "templates": {"a": "{{b}}", "b": "{{a}}"}, "refs": {"k": ["{{a}}", 0, 1]}}',
-        [], ["k"],
     ),
     "gen-bound": (
         json.dumps({"version": 1, "gen": [{
@@ -45,10 +39,8 @@ REFUSED: dict[str, tuple[str, list[str], list[str]]] = {
     "archive-conflict": (json.dumps([ARCHIVE_FILE, {**ARCHIVE_FILE, "path": "a/b"}]), [], ["a"]),
     "blobs-missing": (json.dumps([ARCHIVE_FILE]), ["blobs=/nonexistent/blobs"], ["/nonexistent/blobs"]),
     "unknown-option": (json.dumps([ARCHIVE_FILE]), ["blob=/x"], ["blob", "blobs"]),
-    "bad-user": (json.dumps([ARCHIVE_FILE]), ["uid=99999999999"], ["uid=99999999999"]),
     "bad-log": (json.dumps([ARCHIVE_FILE]), ["log_file=/nonexistent/x"], ["/nonexistent/x", "no such file"]),
     "both-allowed": (json.dumps([ARCHIVE_FILE]), ["allow_other,allow_root"], ["allow_other", "allow_root"]),
-    "bad-size": (json.dumps([ARCHIVE_FILE]), ["memory_limit=5"], ["memory_limit", "unit"]),
 }  # fmt: skip
 
 
@@ -141,11 +133,10 @@ def test_a_mount_over_its_source_refuses_a_refresh_and_still_serves(tmp_path: Pa
         assert found == (DATA / "zarr/v2_hier/.zgroup").read_bytes()
 
 
-@pytest.mark.parametrize("option", ["log_file"])
-def test_files_of_the_daemon_may_not_be_beneath_its_mount_point(option: str, tmp_path: Path) -> None:
+def test_the_log_file_may_not_be_beneath_the_mount_point(tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
-    done = run("mount", DATA / "zarr/v2_hier", tmp_path / "mnt", "-o", f"{option}={tmp_path}/mnt/file")
-    said = f"option {option}={tmp_path}/mnt/file: lies beneath the mount point, which would hide it"
+    done = run("mount", DATA / "zarr/v2_hier", tmp_path / "mnt", "-o", f"log_file={tmp_path}/mnt/file")
+    said = f"option log_file={tmp_path}/mnt/file: lies beneath the mount point, which would hide it"
     assert (done.returncode, said in done.stderr) == (2, True)
     assert os.listdir(tmp_path / "mnt") == []
 

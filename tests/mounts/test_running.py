@@ -1,4 +1,4 @@
-"""Running mounts: changed options, idle timeout, final report, signals, pid files and notify pipes."""
+"""Running mounts: the report at their end, and signals."""
 
 from __future__ import annotations
 
@@ -7,28 +7,18 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import run
 from tests.mounts.mounting import alive, daemon_pid, log_of, mounted, until
-from tests.mounts.refreshing import write_set
 from tests.servers import Faulty, faulty
 
 __all__ = ["faulty"]
-HELPER = [sys.executable, "-m", "zarrfs.cli.mount_helper"]
 
 
-@pytest.fixture
-def document(tmp_path: Path) -> Path:
-    write_set(tmp_path / "set.json", {"a": b"content"})
-    return tmp_path / "set.json"
-
-
-@pytest.mark.parametrize("how", ["umount", "term"])
-def test_the_daemon_logs_a_report_when_it_ends(how: str, faulty: Faulty, tmp_path: Path) -> None:
+def test_the_daemon_logs_a_report_when_it_ends(faulty: Faulty, tmp_path: Path) -> None:
     url, document, mountpoint = faulty.put("/data", b"x" * 5000), tmp_path / "set.json", tmp_path / "mnt"
     document.write_text(json.dumps({"version": 1, "refs": {"a": [url, 0, 5000], "b": [faulty.url + "/none", 0, 5]}}))
     mountpoint.mkdir()
@@ -38,10 +28,7 @@ def test_the_daemon_logs_a_report_when_it_ends(how: str, faulty: Faulty, tmp_pat
     (mountpoint / "a").read_bytes()
     with pytest.raises(OSError, match="Input/output error"):
         (mountpoint / "b").read_bytes()
-    if how == "term":
-        os.kill(pid, signal.SIGTERM)
-    else:
-        subprocess.run(["umount", mountpoint], check=True)
+    os.kill(pid, signal.SIGTERM)
     until(lambda: not alive(pid))
     [line] = [line for line in log.read_text().splitlines() if "unmounted after" in line]
     assert re.search(r"mnt: unmounted after [\d.]+ s: 5000 bytes served in 1 reads", line)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tests.references.gens import gen, rows
-from zarrfs.references.gen import TemplateError, json_type, read_gen
+from tests.references.gens import rows
+from zarrfs.references.gen import TemplateError, read_gen
 
 WHOLE = "expected a whole number, not"
 GOOD = {"key": "k{{i}}", "url": "u", "dimensions": {"i": {"stop": 2}}}
@@ -67,37 +65,11 @@ def test_errors_of_an_item(change: Any, entry: str, rule: str) -> None:
     assert (caught.value.entry, caught.value.rule) == (entry, rule)
 
 
-def test_gen_must_be_an_array() -> None:
-    with pytest.raises(TemplateError) as caught:
-        read_gen({}, ())
-    assert (caught.value.entry, caught.value.rule) == ("gen", "expected an array, not an object")
-
-
-def test_an_error_names_the_index_of_its_item() -> None:
-    with pytest.raises(TemplateError) as caught:
-        read_gen([GOOD, {}], ())
-    assert caught.value.entry == "gen[1]"
-
-
-def test_the_limit_counts_all_items_and_expands_nothing() -> None:
-    huge = {"key": "k", "url": "u", "dimensions": {"i": {"stop": 2**62}, "j": {"stop": 2**62}}}
-    with pytest.raises(TemplateError) as caught:
-        read_gen([GOOD, huge], ())
-    assert str(2**124 + 2) in caught.value.rule
-
-
 def test_a_number_of_entries_too_long_for_python_to_print_is_refused() -> None:
     dimensions = {f"d{number}": {"stop": 9 * 10**18} for number in range(300)}
     with pytest.raises(TemplateError) as caught:
         read_gen([{"key": "k", "url": "u", "dimensions": dimensions}], ())
     assert "over 10^60 entries" in caught.value.rule
-
-
-@settings(deadline=None)
-@given(st.integers(-50, 50), st.integers(-50, 50), st.integers(-9, 9).filter(bool))
-def test_sizes_of_ranges(start: int, stop: int, step: int) -> None:
-    item = {**GOOD, "dimensions": {"i": {"start": start, "stop": stop, "step": step}}}
-    assert gen(item).count == len(range(start, stop, step))
 
 
 @pytest.mark.parametrize(
@@ -115,13 +87,3 @@ def test_errors_of_rendering_name_field_and_combination(item: dict[str, Any], en
     with pytest.raises(TemplateError) as caught:
         rows(whole, f="{{c}}", t="{{i}}")
     assert (caught.value.entry, caught.value.rule) == (entry, rule)
-
-
-def test_names_of_json_types() -> None:
-    values = [None, True, 1, 1.5, "", [], {}, 10**50]
-    assert [json_type(value) for value in values] == [
-        "null", "true", "the number 1", "the number 1.5", "a string", "an array", "an object",
-        f"the number {10**39}",
-    ]  # fmt: skip
-
-

@@ -126,7 +126,7 @@ def test_a_key_that_is_also_a_directory() -> None:
         assert [entry for entry, _ in made.problems] == ["b", "b/c", "f"]
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keys=st.lists(st.lists(NAMES, min_size=1, max_size=5).map("/".join), max_size=40))
 def test_directories_evicted_from_the_cache(keys: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """With a directory cache so small that entries are evicted and looked up again, the tree is the same."""

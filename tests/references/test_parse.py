@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 from fsspec.implementations.reference import ReferenceFileSystem
 
 from tests.conftest import DATA
 from tests.references.referencesets import SPEC_EQUIVALENT, SPEC_EXAMPLE, compiled, refusal
-from zarrfs import sources
-from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
 from zarrfs.references.parse import detect
 
@@ -130,12 +127,6 @@ def test_references_keep_their_urls_and_ranges(version: int) -> None:
         assert made.tree() == {**refs, "relative": ["/set/sub/c.nc", 1, 2]}
         assert made.size("part") == 7
         assert made.get("empty") == b""
-
-
-def test_relative_urls_resolve_against_the_base() -> None:
-    for base in ("/one/", "http://host/two/"):
-        with compiled({"k": ["c.nc", 1, 2]}, base=base) as made:
-            assert made.locate("k")["url"] == base + "c.nc"
 
 
 NOT_A_NUMBER = [
@@ -381,32 +372,7 @@ def test_errors_in_gen_refuse_the_set() -> None:
         assert refusal(with_gen({}, item, u="x")) == (entry, rule)
 
 
-def test_gen_is_checked_before_it_is_expanded() -> None:
-    huge = {"dimensions": {"i": {"stop": 10**6}, "j": {"stop": 10**6}}}
-    entry, rule = refusal(with_gen({}, huge))
-    assert (entry, str(10**12 + 3) in rule) == ("gen", True)
-
-
 # -- through the child process
-
-
-def test_compilation_in_the_child(tmp_path: Path) -> None:
-    (tmp_path / "data").write_bytes(bytes(range(100)))
-    document = {"version": 1, "templates": {"u": "data"}, "refs": {"d/a": ["{{u}}", 5, 3], "bad": 1}}
-    path = tmp_path / "set.json"
-    path.write_text(json.dumps(document))
-    options = Options()
-    plan = sources.plan_source(str(path), options)
-    assert plan.kind == "references"
-    assert "bad: expected a string, an object or an array, not the number 1" in plan.warnings[0]
-    store = sources.open_plan(plan, options)
-
-    async def read() -> bytes:
-        data = bytes(await store.get("d/a"))
-        await store.aclose()
-        return data
-
-    assert trio.run(read) == b"\5\6\7"
 
 
 def test_json_extensions_are_accepted() -> None:

@@ -135,7 +135,7 @@ PIECES = st.one_of(
 )  # fmt: skip
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(PIECES, max_size=5).map("".join))
 @example("{% set f = 1 %}{{f}}")
 @example("{{true}}")
@@ -204,15 +204,6 @@ def test_output_is_bounded() -> None:
     with pytest.raises(TemplateError) as caught:
         rows({"key": "k", "url": "{{ 'x' * 70000 }}", "dimensions": {"i": [5]}})
     assert caught.value.entry == "gen[0].url"
-
-
-def test_time_is_bounded(tmp_path: Path) -> None:
-    """A single endless operation in C stops only with its process; the parent reports the reason."""
-    path = tmp_path / "set.json"
-    path.write_text(json.dumps({"version": 1, "templates": {"u": "x"}, "refs": {"a": ["{{ 9 ** (9 ** 9) }}"]}}))
-    with pytest.raises(SourceError, match="its templates take too much time to render"):
-        sources.plan_source(str(path), Options())
-    assert not [name for name in tmp_path.iterdir() if "core" in name.name]
 
 
 def test_all_rendering_shares_one_time_budget(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from pathlib import Path
 
@@ -187,21 +186,6 @@ def test_a_document_replaced_since_its_version_was_requested_is_not_cached_under
     older = plan_source(url, options)
     assert older.index != newer.index
     assert older == plan_source(url, options)  # whose index is cached
-
-
-def test_a_reference_set_over_http_is_a_source(nginx: Nginx) -> None:
-    root = nginx.plain.root
-    (root / "data.bin").write_bytes(b"0123456789")
-    (root / "set.json").write_text(json.dumps({"a/b": ["data.bin", 2, 3], "c": "inline"}))
-    plan = plan_source(f"{nginx.plain.url}/set.json", OPTIONS)
-    assert (plan.kind, plan.base) == ("references", f"{nginx.plain.url}/")
-
-    async def check() -> None:
-        store = open_plan(plan, OPTIONS)
-        assert bytes(await store.get("a/b")) == b"234"
-        await store.aclose()
-
-    trio.run(check)
 
 
 def test_planning_works_from_within_trio(nginx: Nginx) -> None:

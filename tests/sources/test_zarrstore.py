@@ -20,11 +20,10 @@ from tests.store.contract import children, directories, keys, listed
 from zarrfs.config.options import Options
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import NotDirectory, NotFound, SourceError
-from zarrfs.sources import open_plan, plan_source
+from zarrfs.sources import plan_source
 from zarrfs.sources.fetching import read_document
 from zarrfs.sources.zarrstore import plan_directory, plan_remote
 from zarrfs.store.api import Kind, Store
-from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.remote import FsspecStore
 from zarrfs.store.unlisted import UnlistedStore
 
@@ -32,12 +31,6 @@ TIME_NS = 1_234_567_890 * 10**9
 
 
 # -- directories
-
-
-def test_a_directory_is_a_zarr_store(tmp_path: Path) -> None:
-    plan = plan_directory(f"file://{tmp_path}", str(tmp_path), OPTIONS)
-    assert (plan.kind, plan.path, plan.source) == ("zarr", str(tmp_path), str(tmp_path))
-    assert isinstance(open_plan(plan, OPTIONS), FileSystemStore)
 
 
 def test_a_directory_in_the_parquet_layout_is_a_reference_set(tmp_path: Path) -> None:
@@ -98,11 +91,6 @@ def test_consolidated_metadata_is_not_held_in_memory(tmp_path: Path) -> None:
 def test_a_record_size_is_found_anywhere_in_the_zmetadata(before: int, tmp_path: Path) -> None:
     (tmp_path / ".zmetadata").write_text(" " * before + '{"record_size": 10000, "metadata": {}}')
     assert plan_directory("x", str(tmp_path), OPTIONS).kind == "references"
-
-
-def test_a_missing_directory(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="no such file"):
-        plan_directory("x", str(tmp_path / "x"), OPTIONS)
 
 
 # -- servers with listings

@@ -18,8 +18,7 @@ from zarrfs.sources.zarrstore import plan_remote
 OPTIONS = Options(retries=0)
 # one store for each kind of document and of chunk names; tests/views/test_arrays.py reads every array of all stores
 SAMPLES = [
-    "v0_int16_12", "v0_pickled_struct", "v1_int16_12", "v1_zstd_stored_split", "v2_hier", "v2_odd", "v3_draft",
-    "v3_hier",
+    "v0_int16_12", "v1_int16_12", "v2_odd", "v3_draft", "v3_hier",
 ]  # fmt: skip
 
 
