@@ -253,10 +253,14 @@ class Hierarchy:
     async def _look(self, path: str) -> Node:
         """Look up the node at `path`. Raise NotFound or NotDirectory."""
         # a node in consolidated metadata
-        documents, by = (self._consolidated or {}).get(path), self._consolidated_by
-        if documents is not None and by is not None:
-            node = await self._consolidated_node(path, documents)
-            return node._replace(seen=by, mtime_ns=node.mtime_ns if path else by.info.mtime_ns)
+        held, by = (self._consolidated or {}).get(path), self._consolidated_by
+        if held is not None and by is not None:
+            name = next((name for name in NODE_DOCUMENTS if name in held), None)
+            if name is None:
+                return Node(path, GroupMetadata("v3", {}, implied=True), None, (), path, final=True)
+            names = (name, ATTRIBUTE_DOCUMENTS.get(name, ""))
+            found = tuple(by._replace(key=join_key(path, one), name=one) for one in names if one in held)
+            return (await self._read(path, found, path, held))._replace(seen=by)
         # a node with a directory, which may be the root of an experimental store
         directory = path
         if self._draft is None or not path:
@@ -323,18 +327,24 @@ class Hierarchy:
             return None
         return NodeDocument(key, name, info) if info.kind is Kind.FILE else None
 
-    async def _read(self, path: str, found: tuple[NodeDocument, ...], directory: str) -> Node:
-        """Return the node of documents. Raise Experimental."""
+    async def _read(
+        self, path: str, found: tuple[NodeDocument, ...], directory: str, held: dict[str, JSON] | None = None
+    ) -> Node:
+        """Return the node of documents, which may be `held` in consolidated metadata. Raise Experimental."""
         made, data, problem, unsupported = found[0], b"", None, False
         metadata: ArrayMetadata | GroupMetadata | None = None
         try:
-            _check_sizes(found)
-            data = bytes(await self.store.get(made.key))
-            attributes = await self.store.get(found[1].key) if found[1:] else None
-            if self._draft is not None:
-                metadata = draft.parse(made.name, data)
+            if held is not None:
+                data = strict_json(held[made.name]) if made.name == "zarr.json" else b""
+                metadata = parse_document(made.name, held[made.name], held.get(ATTRIBUTE_DOCUMENTS.get(made.name, "")))
             else:
-                metadata = parse_node(made.name, data, attributes)
+                _check_sizes(found)
+                data = bytes(await self.store.get(made.key))
+                attributes = await self.store.get(found[1].key) if found[1:] else None
+                if self._draft is not None:
+                    metadata = draft.parse(made.name, data)
+                else:
+                    metadata = parse_node(made.name, data, attributes)
         except OtherFile:
             metadata, found = GroupMetadata("v3", {}, implied=True), ()
         except Experimental:
@@ -349,7 +359,7 @@ class Hierarchy:
             text=data if made.name == "zarr.json" and not problem else b"",
         )  # fmt: skip
         node = await self._with_keys(node)
-        return node if found and not problem else node._replace(final=False)
+        return node if (found and not problem) or held is not None else node._replace(final=False)
 
     # -- chunk names that the document does not determine
 
@@ -410,21 +420,6 @@ class Hierarchy:
             except (NotFound, IsDirectory, MetadataError):
                 data, known = b"", None
             self._consolidated_by, self._consolidated = _versioned(found, data), known or {}
-
-    async def _consolidated_node(self, path: str, documents: dict[str, JSON]) -> Node:
-        """Return the node that consolidated documents describe."""
-        name = next((name for name in NODE_DOCUMENTS if name in documents), None)
-        if name is None:
-            return Node(path, GroupMetadata("v3", {}, implied=True), None, (), path, final=True)
-        keys = tuple(join_key(path, each) for each in documents)
-        try:
-            metadata = parse_document(name, documents[name], documents.get(ATTRIBUTE_DOCUMENTS.get(name, "")))
-            text = strict_json(documents[name]) if name == "zarr.json" else b""
-        except MetadataError as exc:
-            childless, unsupported = _is_array(name, documents[name]), isinstance(exc, Unsupported)
-            return Node(path, None, str(exc), keys, path, childless=childless, unsupported=unsupported, final=True)
-        childless = isinstance(metadata, ArrayMetadata)
-        return await self._with_keys(Node(path, metadata, None, keys, path, childless=childless, text=text))
 
     # -- experimental v3
 
@@ -492,15 +487,9 @@ def _check_sizes(found: tuple[NodeDocument, ...]) -> None:
 
 def _must_be_array(name: str, data: Buffer) -> bool:
     """Return whether an invalid document nevertheless describes an array."""
-    document: JSON = None
-    if name == "zarr.json":
-        with suppress(MetadataError):
-            document = load_json(data)
-    return _is_array(name, document)
-
-
-def _is_array(name: str, document: JSON) -> bool:
-    """Return whether an invalid document, given as parsed JSON, describes an array."""
     if name != "zarr.json":
         return name not in (".zgroup", "group")
-    return isinstance(document, dict) and document.get("node_type") == "array"
+    with suppress(MetadataError):
+        document = load_json(data)
+        return isinstance(document, dict) and document.get("node_type") == "array"
+    return False
