@@ -40,6 +40,7 @@ REFUSED: dict[str, tuple[str, list[str], list[str]]] = {
     "blobs-missing": (json.dumps([ARCHIVE_FILE]), ["blobs=/nonexistent/blobs"], ["/nonexistent/blobs"]),
     "unknown-option": (json.dumps([ARCHIVE_FILE]), ["blob=/x"], ["blob", "blobs"]),
     "bad-log": (json.dumps([ARCHIVE_FILE]), ["log_file=/nonexistent/x"], ["/nonexistent/x", "no such file"]),
+    "bad-user": (json.dumps([ARCHIVE_FILE]), ["uid=99999999999"], ["uid=99999999999"]),
     "both-allowed": (json.dumps([ARCHIVE_FILE]), ["allow_other,allow_root"], ["allow_other", "allow_root"]),
 }  # fmt: skip
 

@@ -186,9 +186,9 @@ def test_columns_may_be_missing_or_unknown(
     assert chunks_of(root) == expected
 
 
-@pytest.mark.parametrize("inline", [0, 100], ids=["targets", "inline"])
-def test_texts_may_be_more_than_the_numbers_of_a_dictionary(inline: int, tmp_path: Path) -> None:
-    rows: list[Reference] = [[f"/target/{number}", number, 1] for number in range(200 - inline)]
+@pytest.mark.parametrize(("inline", "power"), [(0, 5), (100, 4)], ids=["targets", "inline"])
+def test_texts_may_be_more_than_the_numbers_of_a_dictionary(inline: int, power: int, tmp_path: Path) -> None:
+    rows: list[Reference] = [[f"/target/{at}", at**power, 300 * at + 1] for at in range(200 - inline)]
     rows += [b"text %d" % number for number in range(inline)]
     record = {name: pa.array(values) for name, values in columns(rows, 200).items()}
     if inline:

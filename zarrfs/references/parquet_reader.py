@@ -56,8 +56,15 @@ def answer(header: Header, body: bytearray) -> tuple[Header, bytes]:
             sizes[number], offsets[number], text = _row(*row)
             codes[number] = len(paths) + texts.setdefault(text, len(texts))
     bounds = np.cumsum([0, *map(len, paths), *map(len, texts)], dtype=np.int64)
-    found = b"".join([*(part.tobytes() for part in (sizes, offsets, bounds, codes)), *paths, *texts])
-    return {"rows": len(codes), "texts": len(bounds) - 1}, found
+    parts = [_narrow(numbers) for numbers in (sizes, offsets, codes, bounds)]
+    found = b"".join([*(part.tobytes() for part in parts), *paths, *texts])
+    return {"columns": [(part.dtype.char, part.nbytes) for part in parts]}, found
+
+
+def _narrow(numbers: Array) -> Array:
+    """Return whole numbers in the narrowest type that holds them all: a daemon keeps many record files."""
+    low, high = numbers.min(initial=0), numbers.max(initial=0)
+    return numbers.astype(next(kind for kind in "hiq" if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max))
 
 
 def _row(path: bytes | None, offset: int | None, size: int | None, raw: bytes | None) -> Row:

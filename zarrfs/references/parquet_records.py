@@ -1,4 +1,4 @@
-"""Record files of the Parquet layout as a child process has parsed them: 20 bytes per row, and each text once."""
+"""Record files of the Parquet layout as a child process has parsed them: some bytes per row, and each text once."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class RecordRow(NamedTuple):
 class RecordFile:
     """A parsed record file; its len() is its memory in bytes.
 
-    `body` has the size and the offset of each row, the bounds of the texts, the number of each row's text, and the
-    texts.
+    `body` has the size of each row, its offset, the number of its text, the bounds of the texts, and the texts.
+    `columns` has the type and the bytes of each part before the texts.
     """
 
-    def __init__(self, rows: int, texts: int, body: Buffer) -> None:
-        self.rows, self._bytes = rows, len(body)
-        part, view = 8 * rows, memoryview(body)
-        stop = 2 * part + 8 * (texts + 1)
-        self._sizes, self._offsets = view[:part].cast("q"), view[part : 2 * part].cast("q")
-        self._bounds = view[2 * part : stop].cast("q")
-        self._codes, self._texts = view[stop : stop + 4 * rows].cast("i"), view[stop + 4 * rows :]
+    def __init__(self, columns: list[tuple[str, int]], body: Buffer) -> None:
+        rest, parts = memoryview(body), []
+        for kind, size in columns:
+            parts.append(rest[:size].cast(kind))  # type: ignore[call-overload]
+            rest = rest[size:]
+        self._sizes, self._offsets, self._codes, self._bounds = parts
+        self.rows, self._texts, self._bytes = len(self._sizes), rest, len(body)
 
     def __len__(self) -> int:
         return 1000 + self._bytes
@@ -79,4 +79,4 @@ def parse_record(data: Buffer, record_size: int, limit: Bound) -> RecordFile:
         raise ValueError(f"expands to {limit}") from None
     except bounded.ChildError as exc:
         raise ValueError(str(exc)) from None
-    return RecordFile(header["rows"], header["texts"], body)
+    return RecordFile(header["columns"], body)
