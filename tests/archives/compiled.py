@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import pytest
 import trio
 
-from tests.sources.opening import open_source
 from zarrfs.archives.blob_reader import BlobReader
 from zarrfs.config.options import Options
 from zarrfs.documents.document import Document
@@ -81,19 +80,6 @@ def tree(document: Any, **options: Any) -> Tree:
     """Compile an archive and return all its nodes, read through the store; the root has the key ""."""
     with opened(document, **options) as (store, plan):
         return Tree(trio.run(_nodes, store), plan.warnings, plan.kind)
-
-
-def nodes_of(source: Path, **options: Any) -> dict[str, Node]:
-    """Open a source that holds an archive and return all its nodes; the root has the key ""."""
-
-    async def main() -> dict[str, Node]:
-        store = open_source(str(source), Options(**options))
-        try:
-            return await _nodes(store)
-        finally:
-            await store.aclose()
-
-    return trio.run(main)
 
 
 async def _nodes(store: Any) -> dict[str, Node]:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from zarrfs.archives.local_tree import LocalTree
 from zarrfs.archives.writer import BlobDirectory
 from zarrfs.errors import SourceError
 
-KILLS = 3  # per test here; 100 have been run as well
+KILLS = 2  # 100 have been run as well
 
 
 def check_blobs(blobs: Path) -> None:
@@ -37,21 +37,22 @@ def check_blobs(blobs: Path) -> None:
 def write_tree(base: Path) -> None:
     """Write a tree with small, medium and large files."""
     numbers = random.Random(1)
-    for number in range(300):
+    for number in range(100):
         path = base / f"d{number % 7}" / str(number)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(numbers.randbytes(numbers.choice([10, 5000, 200_000])))
-    (base / "large").write_bytes(numbers.randbytes(17 << 20))
+    (base / "large").write_bytes(numbers.randbytes(3 << 20))
 
 
-def kill_and_repeat(place: Path, times: int) -> None:
+def test_a_killed_command_can_be_repeated(tmp_path: Path) -> None:
     """Kill the command at random points, then let it finish, and compare its output with that of a whole run."""
+    place = tmp_path
     write_tree(place / "tree")
     command = [PROGRAM, "archive", "create", "-C", str(place / "tree"), ".", "--region-size", "100KiB"]
     began = time.monotonic()
     subprocess.run([*command, "--blobs", place / "whole", "-O", place / "whole.json"], check=True)
     took = time.monotonic() - began
-    for _ in range(times):
+    for _ in range(KILLS):
         child = subprocess.Popen([*command, "--blobs", place / "b", "-O", place / "new.json"], stdout=subprocess.PIPE)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(random.uniform(0.1, took))
@@ -69,10 +70,6 @@ def kill_and_repeat(place: Path, times: int) -> None:
     assert (place / "new.json").read_bytes() == (place / "whole.json").read_bytes()
     assert sorted(os.listdir(place / "b")) == sorted(os.listdir(place / "whole"))
     check_blobs(place / "b")
-
-
-def test_a_killed_command_can_be_repeated(tmp_path: Path) -> None:
-    kill_and_repeat(tmp_path, KILLS)
 
 
 CALLS = ("open", "access", "pwrite", "link", "close", "rename", "unlink")
@@ -137,8 +134,7 @@ def test_leftovers_of_a_dead_process_are_removed(tmp_path: Path) -> None:
     check_blobs(tmp_path / "b")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_interrupt_leaves_only_complete_blobs(tmp_path: Path, number: signal.Signals) -> None:
+def test_an_interrupt_leaves_only_complete_blobs(tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(random.Random(2).randbytes(64 << 20))
     blobs = tmp_path / "b"
     command = [PROGRAM, "archive", "create", "-C", tmp_path, "large", "--blobs", blobs, "-O", tmp_path / "new.json"]
@@ -146,52 +142,37 @@ def test_an_interrupt_leaves_only_complete_blobs(tmp_path: Path, number: signal.
     while not (blobs.exists() and len(os.listdir(blobs)) > 10):
         assert child.poll() is None
         time.sleep(0.005)
-    os.killpg(child.pid, number) if number == signal.SIGINT else child.send_signal(number)
+    os.killpg(child.pid, signal.SIGINT)
     _out, told = child.communicate(timeout=60)
     assert (child.returncode, told) == (130, b"")
     assert sorted(os.listdir(tmp_path)) == ["b", "large"]
     check_blobs(blobs)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a tmpfs of 2 MiB."""
-    if os.geteuid():
-        pytest.skip("mounts a file system")
-    disk = tmp_path / "disk"
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_no_room_for_blobs_or_the_document(tmp_path: Path) -> None:
+    write_tree(tmp_path / "tree")
+    disk, create = tmp_path / "disk", ["archive", "create", "-C", tmp_path / "tree", "."]
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", disk], check=True)
-    yield disk
-    subprocess.run(["umount", disk], check=True)
+    try:
+        done = run(*create, "--inline", "-O", disk / "new.json")
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert done.stderr.startswith(f"zarrfs: {disk}/new.json: cannot be written: ")
+        assert os.listdir(disk) == []
+        done = run(*create, "--region-size", "100KiB", "--blobs", disk, "-O", tmp_path / "new.json")
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert done.stderr.startswith(f"zarrfs: {disk}/sha1-")
+        assert sorted(os.listdir(tmp_path)) == ["disk", "tree"]
+        check_blobs(disk)
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
-def test_no_room_for_blobs(tmp_path: Path, small_disk: Path) -> None:
-    write_tree(tmp_path / "tree")
-    (small_disk / "b").mkdir()
-    more = ["--region-size", "100KiB", "--blobs", small_disk / "b", "-O", tmp_path / "new.json"]
-    done = run("archive", "create", "-C", tmp_path / "tree", ".", *more)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"zarrfs: {small_disk}/b/sha1-")
-    assert done.stderr.endswith(": cannot be written: no space left on device\n")
-    assert done.stderr.count("\n") == 1
-    assert sorted(os.listdir(tmp_path)) == ["disk", "tree"]
-    check_blobs(small_disk / "b")
-
-
-def test_no_room_for_the_document(tmp_path: Path, small_disk: Path) -> None:
-    write_tree(tmp_path / "tree")
-    done = run("archive", "create", "-C", tmp_path / "tree", ".", "--inline", "-O", small_disk / "new.json")
-    told = f"zarrfs: {small_disk}/new.json: cannot be written: No space left on device\n"
-    assert (done.returncode, done.stderr) == (1, told)
-    assert os.listdir(small_disk) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "size"), [(["--blobs", "b"], 64), (["--blobs", "b"], 12), (["--inline"], 64)]
-)  # MiB
-def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path, arguments: list[str], size: int) -> None:
+@pytest.mark.parametrize("arguments", [["--blobs", "b"], ["--inline"]])
+def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path, arguments: list[str]) -> None:
     path = tmp_path / "file"
-    path.write_bytes(bytes(range(256)) * (size << 12))
+    path.write_bytes(bytes(range(256)) * (32 << 12))
     ended = threading.Event()
 
     def write() -> None:

@@ -118,9 +118,6 @@ def test_all_forms_of_a_document_give_the_same_tree() -> None:
     jobspec = {"version": 1, "resources": [], "tasks": [], "attributes": {"system": {"files": files}}}
     assert tree(files).nodes == tree(as_list).nodes == tree(jobspec).nodes
     assert tree(files).nodes["a/b"].data == b"text"
-
-
-def test_an_empty_list_is_an_empty_archive() -> None:
     assert tree([]).nodes.keys() == {""}
 
 
@@ -153,16 +150,12 @@ def test_contents_of_files(entry: dict[str, Any], expected: bytes) -> None:
     assert found.warnings == ()
 
 
-@pytest.mark.parametrize("mode", [0o000, 0o600, 0o4755, 0o2755, 0o1777, 0o7777])
-def test_modes_as_stored(mode: int) -> None:
-    found = tree({"f": file("", mode=stat.S_IFREG | mode), "d": {"mode": stat.S_IFDIR | mode}}).nodes
-    assert (found["f"].mode, found["d"].mode) == (mode, mode)
-
-
-@pytest.mark.parametrize("mtime", [0, -1, -(2**33), 2**33, (2**63 - 1) // 10**9])
-def test_mtimes_as_stored(mtime: int) -> None:
+@pytest.mark.parametrize(("mode", "mtime"), [(0, 0), (0o7777, -(2**33)), (0o4755, (2**63 - 1) // 10**9)])
+def test_modes_and_times_as_stored(mode: int, mtime: int) -> None:
     link = {"mode": L, "data": "f", "mtime": mtime}
-    found = tree({"f": file("", mtime=mtime), "d": {"mode": D, "mtime": mtime}, "l": link}).nodes
+    directory = {"mode": stat.S_IFDIR | mode, "mtime": mtime}
+    found = tree({"f": file("", mode=stat.S_IFREG | mode, mtime=mtime), "d": directory, "l": link}).nodes
+    assert (found["f"].mode, found["d"].mode) == (mode, mode)
     assert {found[name].mtime_ns for name in "fdl"} == {mtime * 10**9}
 
 
@@ -177,16 +170,13 @@ def test_paths_are_normalised(path: str, key: str) -> None:
     assert found.warnings == ()
 
 
-@pytest.mark.parametrize("path", [".", "./", ".//."])
-def test_the_root_as_an_entry(path: str) -> None:
-    found = tree([{"path": path, "mode": 0o40700, "mtime": 7}, {"path": "./x", **file("")}])
-    assert (found.nodes[""].mode, found.nodes[""].mtime_ns) == (0o700, 7 * 10**9)
-    assert found.nodes.keys() == {"", "x"}
-
-
-def test_children_before_their_directory() -> None:
-    found = tree([{"path": "d/x", **file("")}, {"path": "d/", "mode": 0o40700, "mtime": 3}])
-    assert (found.nodes["d"].mode, found.nodes["d"].mtime_ns) == (0o700, 3 * 10**9)
+@pytest.mark.parametrize("path", [".", ".//.", "d/"])
+def test_a_directory_before_or_after_its_children(path: str) -> None:
+    entries = [{"path": path, "mode": 0o40700, "mtime": 7}, {"path": f"{path}/x", **file("")}]
+    for listed in (entries, entries[::-1]):
+        found = tree(listed).nodes
+        assert found.keys() == {"", "x"} if path != "d/" else {"", "d", "d/x"}
+        assert (found[path.strip("./")].mode, found[path.strip("./")].mtime_ns) == (0o700, 7 * 10**9)
 
 
 def test_a_sparse_file_of_a_tebibyte() -> None:
@@ -238,16 +228,16 @@ def test_duplicates_of_another_kind() -> None:
 
 
 IGNORED = {
-    "unknown keys": ({"f": file("a", owner=1), "g": file("", x=1)}, "f (owner) and 1 more: unknown keys"),
-    "data on a directory": ({"d": {"mode": D, "data": "x"}}, "d: data, size or encoding on a directory"),
-    "size on a directory": ({"d": {"mode": D, "size": -1}}, "d: data, size or encoding on a directory"),
-    "size on a symlink": ({"l": {"mode": L, "data": "t", "size": 1}}, "l: size or encoding on a symlink"),
+    "unknown keys": ({"f": file("a", owner=1), "g": file("", x=1)}, "f (owner) and 1 more: keys"),
+    "data on a directory": ({"d": {"mode": D, "data": "x"}}, "d (data): keys"),
+    "size on a symlink": ({"l": {"mode": L, "data": "t", "size": 1}}, "l (size): keys"),
 }
 
 
 @pytest.mark.parametrize(("document", "warning"), IGNORED.values(), ids=IGNORED.keys())
 def test_ignored_fields_cause_one_warning(document: dict[str, Any], warning: str) -> None:
-    assert tree(document).warnings == (f"{warning}: ignored",)
+    (found,) = tree(document).warnings
+    assert found.startswith(warning)
 
 
 # -- decisions: refused, left out, or listed and not readable
@@ -260,7 +250,7 @@ REFUSED: dict[str, tuple[Any, str | None, str]] = {
     "below a file": ({"f/x/y": file(""), "f": file("")}, "f", "the parent of f/x/y"),
     "below a symlink": ({"l": {"mode": L, "data": "t"}, "l/x": file("")}, "l", "a symlink, and the parent of l/x"),
     "directory below a file": ({"f": file(""), "f/d": {"mode": D}}, "f", "the parent of f/d"),
-    "below a bad entry": ({"d": {}, "d/x": file("")}, "d", "no mode, and the parent of d/x"),
+    "below a bad entry": ({"d": {}, "d/x": file("")}, "d", "the parent of d/x"),
 }
 
 
@@ -307,16 +297,11 @@ BROKEN: dict[str, tuple[Any, str, str]] = {
     "trailing /. on a file": ({"f/.": file("")}, "f/.", "a trailing slash"),
     "trailing slash on a symlink": ({"l/": {"mode": L, "data": "t"}}, "l/", "a trailing slash"),
     "no mode": ({"f": {"data": ""}}, "f", "no mode"),
-    "float mode": ({"f": file("", mode=33188.0)}, "f", "mode is not an integer"),
-    "true as mode": ({"f": file("", mode=True)}, "f", "mode is not an integer"),
-    "no type bits": ({"f": file("", mode=0o644)}, "f", "no type bits"),
-    "negative mode": ({"f": file("", mode=-1)}, "f", "is not that of a file"),
-    "mode of many bits": ({"f": file("", mode=0o300644)}, "f", "is not that of a file"),
-    "fifo": ({"f": {"mode": 0o010644}}, "f", "a fifo"),
-    "socket": ({"f": {"mode": 0o140644}}, "f", "a socket"),
-    "character device": ({"f": {"mode": 0o020644}}, "f", "a character device"),
-    "block device": ({"f": {"mode": 0o060644}}, "f", "a block device"),
-    "unknown type": ({"f": {"mode": 0o150644}}, "f", "an unknown type"),
+    "float mode": ({"f": file("", mode=33188.0)}, "f", "mode 33188.0"),
+    "no type bits": ({"f": file("", mode=0o644)}, "f", "mode 0o644"),
+    "negative mode": ({"f": file("", mode=-1)}, "f", "mode -0o1"),
+    "fifo": ({"f": {"mode": 0o010644}}, "f", "mode 0o10644"),
+    "mode of many bits": ({"f": file("", mode=0o300644)}, "f", "mode 0o300644"),
     "neither size nor data": ({"f": file()}, "f", "neither size nor data"),
     "encoding without data": ({"f": file(encoding="utf-8", size=0)}, "f", "encoding without data"),
     "unknown encoding": ({"f": file("", encoding="utf-16")}, "f", "encoding utf-16"),
@@ -326,35 +311,29 @@ BROKEN: dict[str, tuple[Any, str, str]] = {
     "surrogate in JSON content": ({"f": file(["\ud800"])}, "f", "JSON content has a lone surrogate"),
     "NaN in JSON content": ({"f": file([float("nan")])}, "f", "NaN"),
     "infinity in JSON content": ({"f": file([float("inf")])}, "f", "larger than a double can be"),  # such as 1e400
-    "float size": ({"f": file(size=1.0)}, "f", "size is not an integer"),
+    "float size": ({"f": file(size=1.0)}, "f", "size 1.0"),
     "negative size": ({"f": file(size=-1)}, "f", "size -1"),
-    "size over the cap": ({"f": file(size=2**62 + 1)}, "f", "is not from 0"),
-    "size smaller than data": ({"f": file("abc", size=2)}, "f", "smaller than its data, 3 bytes"),
-    "size larger than data": ({"f": file("abc", size=4)}, "f", "larger than its data, 3 bytes"),
-    "size of JSON content": ({"f": file({"a": 1}, size=99)}, "f", "larger than its data, 7 bytes"),
+    "size over the cap": ({"f": file(size=2**62 + 1)}, "f", "not an integer from 0"),
+    "size smaller than data": ({"f": file("abc", size=2)}, "f", "size 2"),
+    "size larger than data": ({"f": file("abc", size=4)}, "f", "size 4"),
     "symlink without data": ({"l": {"mode": L}}, "l", "not its target"),
     "symlink to nothing": ({"l": {"mode": L, "data": ""}}, "l", "not its target"),
-    "symlink to a number": ({"l": {"mode": L, "data": 1}}, "l", "not its target"),
-    "NUL in a target": ({"l": {"mode": L, "data": "a\0"}}, "l", "the target has a NUL"),
     "long target": ({"l": {"mode": L, "data": "t" * 4096}}, "l", "ENAMETOOLONG"),
     "surrogate in a target": ({"l": {"mode": L, "data": "\ud800"}}, "l", "the target has a lone surrogate"),
 }
-BASE64 = ["g", "gIEAg", "gIEA=", "gA===", "=", "gI EA", "gIEA\n", "g-_A", "gA==gA==", "é"]
+BASE64 = ["g", "gIEAg", "gA===", "=", "gI EA", "gIEA\n", "g-_A", "gA==gA==", "é"]
 BROKEN |= {f"base64 {data!r}": ({"f": file(data, encoding="base64")}, "f", "malformed base64") for data in BASE64}
 BLOBVECS = {
     "no list": ({}, "a blobvec that is not a list"),
     "region that is no list": ([{}], "region 0 is not"),
     "short region": ([[0, 1, SHA1], [0, 1]], "region 1 is not"),
-    "long region": ([[0, 1, SHA1, 0]], "region 0 is not"),
-    "float offset": ([[0.0, 1, SHA1]], "region 0: offset and size are integers"),
-    "true as size": ([[0, True, SHA1]], "region 0: offset and size are integers"),
-    "negative offset": ([[-1, 1, SHA1]], "region 0: a negative"),
-    "negative size": ([[0, -1, SHA1]], "region 0: a negative"),
-    "past the size": ([[9, 2, SHA1]], "region 0 ends past size 10"),
-    "far past the size": ([[int(HUGE), int(HUGE), SHA1]], "region 0 ends past size 10"),
-    "nothing past the size": ([[11, 0, SHA1]], "region 0 ends past size 10"),
-    "blobref that is no string": ([[0, 1, 7]], "7 is not a blobref"),
-    "blobref of another hash": ([[0, 1, "md5-" + "0" * 32]], "is not a blobref"),
+    "true as size": ([[0, True, SHA1]], "region 0 is not"),
+    "negative offset": ([[-1, 1, SHA1]], "region 0 is not within size 10"),
+    "negative size": ([[0, -1, SHA1]], "region 0 is not within size 10"),
+    "past the size": ([[9, 2, SHA1]], "region 0 is not within size 10"),
+    "far past the size": ([[int(HUGE), int(HUGE), SHA1]], "region 0 is not within size 10"),
+    "blobref that is no string": ([[0, 1, 7]], "region 0 is not"),
+    "blobref of other letters": ([[0, 1, "sha1-" + "g" * 40]], "is not a blobref"),
     "short blobref": ([[0, 1, SHA1[:-1]]], "is not a blobref"),
     "long blobref": ([[0, 1, SHA1 + "0"]], "is not a blobref"),
     "blobref of the other length": ([[0, 1, "sha256-" + "0" * 40]], "is not a blobref"),
@@ -421,6 +400,7 @@ DETECTED = {
     "list of anything": ([1], True),
     "dictionary": ({"a": {"mode": F}}, True),
     "dictionary with a bad entry": ({"a": {}, "b": {"mode": F}}, True),
+    "dictionary of metadata": ({".zattrs": {"mode": F}, "zarr.json": {"mode": F}}, True),
     "jobspec": ({"version": 1, "resources": [], "tasks": [], "attributes": {"system": {}}}, True),
     "jobspec with files": ({"attributes": {"system": {"files": {}}}}, True),
     "wrapped jobspec": ({"jobspec": {"attributes": {"system": {"files": {}}}}}, True),
@@ -448,16 +428,18 @@ def test_archives_are_told_from_other_documents(document: Any, expected: bool) -
 # -- blob sources
 
 
-@pytest.mark.parametrize(("place", "rule"), [("absent", "no such file"), ("file", "not a directory")])
 @pytest.mark.parametrize("cached", [False, True])
-def test_a_blob_source_must_be_an_existing_directory(tmp_path: Path, place: str, rule: str, cached: bool) -> None:
+def test_a_blob_source_must_be_an_existing_directory(tmp_path: Path, cached: bool) -> None:
     document = tmp_path / "a.json"
     document.write_text("[]")
-    (tmp_path / "file").write_text("")
     if cached:
         plan_source(str(document), Options(blobs=(str(tmp_path),)), child=False)
-    with pytest.raises(UsageError, match=f"blobs=.*{place}: {rule}"):
-        plan_source(str(document), Options(blobs=(str(tmp_path / place),)), child=False)
+    bad = {str(document): "not a directory", f"{tmp_path}/absent": "no such file", "flux:main": "is named flux: alone"}
+    for place, rule in bad.items():
+        with pytest.raises(UsageError, match=f"blobs={place}: .*{rule}") as caught:
+            plan_source(str(document), Options(blobs=(str(tmp_path), place)), child=False)
+        assert "\n" not in str(caught.value)
+    plan_source(str(document), Options(blobs=("flux:", "http://host/x", "s3://b/y", tmp_path.as_uri())), child=False)
 
 
 def test_the_warning_about_missing_blob_sources_is_not_cached(tmp_path: Path) -> None:

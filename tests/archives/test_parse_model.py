@@ -110,4 +110,3 @@ def test_every_range_of_one_blobvec(tmp_path: Path) -> None:
                     assert bytes(await store.get("f", start, stop - start)) == bytes(model[start:stop])
 
         trio.run(main)
-

@@ -16,55 +16,33 @@ from tests.conftest import run
 from tests.mounts.mounting import log_of, mounted
 
 SHA1 = blobref(b"x")
-VEC = {"encoding": "blobvec", "size": 9}
 
 Entry = dict[str, Any]
 BROKEN: dict[str, tuple[Entry, str]] = {  # entries that are listed and cannot be read, and a word of the rule
-    "size too small": (file("abc", size=2), "smaller"),
-    "size negative": (file(size=-1), "size -1"),
-    "size over the cap": (file(size=2**62 + 1), "size"),
-    "size too large": (file("abc", size=4), "larger"),
-    "neither size nor data": (file(), "neither"),
+    "size too small": (file("abc", size=2), "size 2"),
     "base64": (file("gIEAg", encoding="base64"), "base64"),
-    "base64 of other characters": (file("g!EA", encoding="base64"), "base64"),
-    "encoding": (file("abc", encoding="punycode"), "punycode"),
-    "data of another type": (file(7, encoding="utf-8"), "string"),
     "lone surrogate": (file("\ud800"), "surrogate"),
-    "NaN": (file([float("nan")]), "NaN"),
-    "blobvec that is no list": (file({}, **VEC), "blobvec"),
-    "short region": (file([[0, 1]], **VEC), "region 0"),
-    "region past the size": (file([[9, 1, SHA1]], **VEC), "region 0"),
-    "negative offset": (file([[-1, 1, SHA1]], **VEC), "region 0"),
-    "no blobref": (file([[0, 1, "sha1-../../x"]], **VEC), "blobref"),
-    "overlapping regions": (file([[0, 2, SHA1], [1, 2, SHA1]], **VEC), "overlap"),
+    "negative offset": (file([[-1, 1, SHA1]], encoding="blobvec", size=9), "region 0"),
     "symlink without target": ({"mode": L}, "target"),
-    "fifo": ({"mode": 0o010644}, "fifo"),
-    "device": ({"mode": 0o060644}, "block device"),
-    "no type bits": (file("", mode=0o644), "type bits"),
-    "no mode": ({"data": ""}, "no mode"),
-    "float mode": (file("", mode=33188.0), "mode"),
-}
+    "fifo": ({"mode": 0o010644}, "mode"),
+}  # tests/archives/test_parse.py has all rules
 NO_PATHS = ["a/../../f", "/tmp/f", "", "a\0b", "n" * 256]
 
 
-@pytest.mark.parametrize("form", ["list", "dictionary"])
-def test_bad_entries_are_listed_and_fail_to_read(form: str, tmp_path: Path) -> None:
+def test_bad_entries_are_listed_and_fail_to_read(tmp_path: Path) -> None:
     entries = {f"d/{name}": entry for name, (entry, _) in BROKEN.items()} | {"good": file("right")}
-    listed = [{"path": path, **entry} for path, entry in entries.items()]
-    listed[1:1] = [{"path": path, **file("x")} for path in NO_PATHS]
     document = tmp_path / "bad.json"
-    document.write_text(json.dumps(listed if form == "list" else entries | {path: file("x") for path in NO_PATHS}))
+    document.write_text(json.dumps(entries | {path: file("x") for path in NO_PATHS}))
     with mounted(document, tmp_path / "mnt") as root:
         assert sorted(os.listdir(root)) == ["d", "good"]
         assert sorted(os.listdir(root / "d")) == sorted(BROKEN)
-        before = len(log_of(root).splitlines())
         for name in BROKEN:
             assert stat.S_ISREG(os.stat(root / "d" / name).st_mode)
             for _ in range(2):
                 with pytest.raises(OSError, match=r"\[Errno 5\]"):
                     (root / "d" / name).read_bytes()
         assert (root / "good").read_text() == "right"
-        lines = log_of(root).splitlines()[before:]
+        lines = [line for line in log_of(root).splitlines() if "[EIO]" in line]
         for name, (_, word) in BROKEN.items():
             assert len([line for line in lines if f"d/{name}:" in line and word in line]) == 1, lines
     done = run("check", "--json", "-n", "100", document)

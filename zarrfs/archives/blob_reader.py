@@ -16,7 +16,7 @@ import os
 import stat
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import trio
 
@@ -42,18 +42,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _THREADS = 16  # that read directories, and hash
 _HASHED_HERE = 32 << 10  # bytes hashed on the trio loop: at most 50 us, while a thread would take 100 us
-_CACHE = "cache"  # the kind of place that is the cache on disk
 _WARNINGS = 4096  # warnings remembered, so that each is logged once
 
 
 class _Place(NamedTuple):
-    """A place of blobs: `fetch(blobref, length)` returns the bytes of a blob, not verified."""
+    """A place of blobs: `fetch(blobref, length)` returns a blob, verified; `directory`: its path if it is local."""
 
     shown: str
     directory: str | None
-    kind: str
     fetch: Callable[[str, int], Awaitable[Buffer]]
 
     def at(self, blobref: str) -> str:
@@ -73,20 +73,18 @@ class BlobReader(TargetReader):
         """Read from `sources`, the values of -o blobs=, in this order. No server is contacted yet."""
         options = options or Options()
         self._places = [self._place(source) for source in sources]
-        remote = [number for number, place in enumerate(self._places) if place.directory is None]
-        self._remote = bool(remote)
+        self._remote = any(place.directory is None for place in self._places)
         self._disk: DiskCache | None = None
-        if remote and options.cache_dir is not None:
+        if self._remote and options.cache_dir is not None:
             from zarrfs.cache.disk import DiskCache
 
             self._disk = DiskCache(options.cache_dir, options.cache_size)
-            self._places.insert(remote[0], _Place(options.cache_dir, None, _CACHE, self._from_disk))
         # blobs are cached here, and their blocks nowhere; with several places, the next one is tried in an outage
         self._options = dataclasses.replace(
             options, cache_dir=None, memory_limit=memory_limit(options) // 4,
             wait_for_outages="none" if len(sources) > 1 else options.wait_for_outages,
         )  # fmt: skip
-        self._cache: BlockCache[Buffer] = BlockCache(memory_limit(options) * (3 if remote else 4) // 4)
+        self._cache: BlockCache[Buffer] = BlockCache(memory_limit(options) * (3 if self._remote else 4) // 4)
         self._threads = trio.CapacityLimiter(_THREADS)
         self._files: RemoteFiles | None = None
         self._flux: FluxBlobs | None = None
@@ -94,13 +92,13 @@ class BlobReader(TargetReader):
         self._warned: LRU[str, bool] = LRU(_WARNINGS)
 
     def _place(self, source: str) -> _Place:
-        if source == FLUX:
-            return _Place(FLUX, None, "flux", self._from_flux)
-        path = path_of_uri(source)
-        if path is None:
-            return _Place(without_secrets(source), None, "url", functools.partial(self._from_url, source))
-        path = os.path.abspath(path)
-        return _Place(path, path, "directory", functools.partial(self._from_directory, path))
+        path = None if source == FLUX else path_of_uri(source)
+        if path is not None:
+            path = os.path.abspath(path)
+            return _Place(path, path, functools.partial(self._from_directory, path))
+        load = self._from_flux if source == FLUX else functools.partial(self._from_url, source)
+        shown = without_secrets(source)
+        return _Place(shown, None, functools.partial(self._from_remote, shown, load))
 
     # -- the TargetReader
 
@@ -154,16 +152,14 @@ class BlobReader(TargetReader):
                 blobref, size = _split(url)
                 room -= size
                 if room >= 0:
-                    data = _read_file(self._places[0].at(blobref), size)
-                    found.append((url, _verified(self._places[0], blobref, data)))
+                    found.append((url, _read_file(self._places[0].at(blobref), blobref, size)))
         return found
 
     def resolve(self, url: str, shown: bool = True) -> str:
         """Return where `url` is read from: the first place that is remote or has such a file, else the first."""
         blobref, _ = _split(url)
-        places = [place for place in self._places if place.kind != _CACHE]
-        found = [place for place in places if place.directory is None or os.path.exists(place.at(blobref))]
-        return next((place.at(blobref) for place in found or places), blobref)
+        found = [place for place in self._places if place.directory is None or os.path.exists(place.at(blobref))]
+        return next((place.at(blobref) for place in found or self._places), blobref)
 
     async def aclose(self) -> None:
         self._cache.drop(lambda key: True)
@@ -185,16 +181,8 @@ class BlobReader(TargetReader):
         for place in self._places:
             try:
                 data = await place.fetch(blobref, size)
-                if len(data) != size:
-                    raise wrong_length(place.at(blobref), len(data), size)
-                keep = functools.partial(self._keep, place, blobref, data)
-                if place.directory is None and size <= _HASHED_HERE and self._disk is None:
-                    keep()
-                else:
-                    await trio.to_thread.run_sync(keep, limiter=self._threads, abandon_on_cancel=True)
             except ReadError as exc:
-                if place.kind != _CACHE:
-                    failures.append(exc)
+                failures.append(exc)
             else:
                 self._warn(failures, blobref, place)
                 return data
@@ -202,16 +190,10 @@ class BlobReader(TargetReader):
 
     def _gravest(self, failures: list[ReadError], blobref: str) -> ReadError:
         """Return the first failure other than TargetMissing, if there is one; else that the blob is missing."""
-        shown = ", ".join(place.shown for place in self._places if place.kind != _CACHE)
+        shown = ", ".join(place.shown for place in self._places)
         where = f"in none of these places ({shown})" if shown else "no blobs= given"
         missing = TargetMissing(blobref, f"no such blob: {where}")
         return next((failure for failure in failures if not isinstance(failure, TargetMissing)), missing)
-
-    def _keep(self, place: _Place, blobref: str, data: Buffer) -> None:
-        """Raise WrongHash unless `data` is the blob; if it came from a URL or from Flux, cache it on disk."""
-        _verified(place, blobref, data)
-        if self._disk is not None and place.directory is None and place.kind != _CACHE:
-            self._disk.write(blobref, 0, data, TargetVersion(blobref, len(data)), time.time())
 
     def _warn(self, failures: list[ReadError], blobref: str, place: _Place) -> None:
         """Log once for each failing place or bad blob that `place` was read instead."""
@@ -229,16 +211,38 @@ class BlobReader(TargetReader):
     # -- places
 
     async def _from_directory(self, directory: str, blobref: str, size: int) -> Buffer:
-        path = f"{directory}/{blobref}"
-        return await trio.to_thread.run_sync(_read_file, path, size, limiter=self._threads, abandon_on_cancel=True)
+        return await self._in_thread(_read_file, f"{directory}/{blobref}", blobref, size)
 
-    async def _from_disk(self, blobref: str, size: int) -> Buffer:
+    async def _from_remote(
+        self, shown: str, load: Callable[[str, int], Awaitable[Buffer]], blobref: str, size: int
+    ) -> Buffer:  # fmt: skip
+        """Return a blob from the cache on disk, or by `load` from the place `shown`."""
+        if self._disk is not None and (kept := await self._in_thread(self._kept, blobref, size)) is not None:
+            return kept
+        data, where = await load(blobref, size), blob_url(shown, blobref)
+        if len(data) != size:
+            raise wrong_length(where, len(data), size)
+        if self._disk is None and size <= _HASHED_HERE:
+            return _verified(where, blobref, data)
+        return await self._in_thread(self._keep, where, blobref, data)
+
+    def _kept(self, blobref: str, size: int) -> Buffer | None:
+        """Return a blob from the cache on disk; None if it does not have it."""
         assert self._disk is not None
-        read = functools.partial(self._disk.read, blobref, 0, size)
-        found = await trio.to_thread.run_sync(read, limiter=self._threads, abandon_on_cancel=True)
-        if found is None:
-            raise TargetMissing(blobref, "not cached")
-        return cast(Buffer, found.block)
+        found = self._disk.read(blobref, 0, size)
+        if found is None or hash_of(data := cast(Buffer, found.block), blobref) != blobref:
+            return None
+        return data
+
+    def _keep(self, where: str, blobref: str, data: Buffer) -> Buffer:
+        """Verify a blob, and cache it on disk."""
+        _verified(where, blobref, data)
+        if self._disk is not None:
+            self._disk.write(blobref, 0, data, TargetVersion(blobref, len(data)), time.time())
+        return data
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await trio.to_thread.run_sync(function, *arguments, limiter=self._threads, abandon_on_cancel=True)
 
     async def _from_flux(self, blobref: str, size: int) -> Buffer:
         if self._flux is None:
@@ -280,14 +284,14 @@ def wrong_length(shown: str, size: int, declared: int) -> OutOfRange:
     return OutOfRange(shown, f"a blob of {size} bytes, where the archive says {declared}")
 
 
-def _verified(place: _Place, blobref: str, data: Buffer) -> Buffer:
+def _verified(where: str, blobref: str, data: Buffer) -> Buffer:
     if hash_of(data, blobref) != blobref:
-        raise WrongHash(place.at(blobref), "its bytes have another hash than its name says")
+        raise WrongHash(where, "its bytes have another hash than its name says")
     return data
 
 
-def _read_file(path: str, size: int) -> bytes | bytearray:
-    """Return all bytes of the blob in a local file. Raise the errors that BlobReader documents. Blocks."""
+def _read_file(path: str, blobref: str, size: int) -> Buffer:
+    """Return the blob in a local file, verified. Raise the errors that BlobReader documents. Blocks."""
     try:
         descriptor = _opened(path)
         try:
@@ -298,7 +302,7 @@ def _read_file(path: str, size: int) -> bytes | bytearray:
                 raise ReadError(path, "not a regular file")
             if status.st_size != size:
                 raise wrong_length(path, status.st_size, size)
-            return read_all(descriptor, size, 0)
+            return _verified(path, blobref, read_all(descriptor, size, 0))
         finally:
             os.close(descriptor)
     except OSError as exc:

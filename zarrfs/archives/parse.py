@@ -22,11 +22,9 @@ from zarrfs.references.keys import ZARR_METADATA
 from zarrfs.store.api import KINDS, Kind, name_rule
 from zarrfs.store.indexfile import Region, int64
 
-_FIELDS = frozenset(("path", "mode", "mtime", "ctime", "size", "encoding", "data"))
-_NOT_ENTRIES = {  # file types that no archive can hold
-    0: "mode has no type bits", stat.S_IFIFO: "a fifo", stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a character device", stat.S_IFBLK: "a block device",
-}  # fmt: skip
+_DIRECTORY = frozenset(("path", "mode", "mtime", "ctime"))  # the keys of an entry
+_FIELDS = {Kind.DIRECTORY: _DIRECTORY, Kind.SYMLINK: _DIRECTORY | {"data"},
+           Kind.FILE: _DIRECTORY | {"data", "size", "encoding"}}  # fmt: skip
 
 
 def detect(document: Any) -> bool:
@@ -40,10 +38,9 @@ def detect(document: Any) -> bool:
     # "refs" and "version", the keys of a reference set, may also be names of files: then each is an entry with a mode
     if any(name in document and not _is_entry(document[name]) for name in ("refs", "version")):
         return False
-    if all(isinstance(value, dict) for value in document.values()):
-        return any(map(_is_entry, document.values()))
-    # not all values are objects: an archive with an invalid entry, or a reference set with inline JSON values
-    return any(_is_surely_entry(name, value) for name, value in document.items())
+    # beside references, an object may be inline metadata with an attribute "mode"
+    inline = () if all(isinstance(value, dict) for value in document.values()) else ZARR_METADATA
+    return any(_is_entry(value) and not name.endswith(inline) for name, value in document.items())
 
 
 def compile_document(document: JsonDocument, compilation: Compilation) -> None:
@@ -69,14 +66,8 @@ def compile_document(document: JsonDocument, compilation: Compilation) -> None:
 
 
 def _is_entry(value: Any) -> bool:
-    return isinstance(value, dict) and type(value.get("mode")) is int
-
-
-def _is_surely_entry(name: str, value: Any) -> bool:
-    """Return whether a value is the entry of a file, and not an inline JSON value of a reference set."""
-    if not _is_entry(value) or name.endswith(ZARR_METADATA):
-        return False
-    return 0 <= value["mode"] <= 0o177777 and stat.S_IFMT(value["mode"]) in KINDS
+    mode = value.get("mode") if isinstance(value, dict) else None
+    return type(mode) is int and 0 <= mode <= 0o177777 and stat.S_IFMT(mode) != 0
 
 
 def _system(document: dict[str, Any]) -> dict[str, Any] | None:
@@ -175,16 +166,13 @@ class _Archive:
             raise _BadEntry(entry.fault)
         fields, writer = entry.fields, self._compilation.writer
         mode, mtime_ns = stat.S_IMODE(fields["mode"]), self._mtime(entry)
-        if unknown := fields.keys() - _FIELDS:
-            self._odd("unknown keys: ignored", f"{entry.shown} ({_shown(min(unknown))})")
+        if unknown := fields.keys() - _FIELDS[entry.kind]:
+            self._odd(f"keys that are not those of a {entry.kind.name.lower()}: ignored",
+                      f"{entry.shown} ({_shown(min(unknown))})")  # fmt: skip
         if entry.kind is Kind.DIRECTORY:
-            if not fields.keys().isdisjoint(("data", "size", "encoding")):
-                self._odd("data, size or encoding on a directory: ignored", entry.shown)
             writer.directory(key, mode, mtime_ns)
         elif entry.kind is Kind.SYMLINK:
             writer.symlink(key, _target(fields.get("data")), mtime_ns)
-            if not fields.keys().isdisjoint(("size", "encoding")):
-                self._odd("size or encoding on a symlink: ignored", entry.shown)
         elif "data" not in fields:
             if "encoding" in fields:
                 raise _BadEntry("encoding without data")
@@ -198,8 +186,7 @@ class _Archive:
             data = _content(fields)
             size = _size(fields) if "size" in fields else len(data)
             if size != len(data):
-                what = "smaller" if size < len(data) else "larger"
-                raise _BadEntry(f"size {size} is {what} than its data, {len(data)} bytes")
+                raise _BadEntry(f"size {size}, but its data have {len(data)} bytes")
             writer.inline(key, data, mode, mtime_ns)
         return False
 
@@ -238,14 +225,10 @@ def _kind(fields: Any, path: str, listed: bool) -> Kind:
     if "path" in fields and not listed:
         raise _BadEntry("a path inside an entry of a dictionary archive")
     mode = fields.get("mode")
-    if type(mode) is not int:
-        raise _BadEntry("mode is not an integer" if "mode" in fields else "no mode")
-    if not 0 <= mode <= 0o177777:
-        raise _BadEntry(f"mode {_shown(mode)} is not that of a file")
-    form = stat.S_IFMT(mode)
+    form = stat.S_IFMT(mode) if type(mode) is int and 0 <= mode <= 0o177777 else None
     if form not in KINDS:
-        what = _NOT_ENTRIES.get(form, f"an unknown type (mode {mode:o})")
-        raise _BadEntry(f"{what}: neither a file, a directory nor a symlink")
+        shown = f"mode {_shown(oct(mode) if type(mode) is int else mode)}" if "mode" in fields else "no mode"
+        raise _BadEntry(f"{shown}, where that of a file, a directory or a symlink is expected")
     if form != stat.S_IFDIR and path.endswith(("/", "/.")):
         raise _BadEntry("a file or symlink whose path has a trailing slash")
     return KINDS[form]
@@ -255,10 +238,8 @@ def _size(fields: dict[str, Any], missing: str = "") -> int:
     if "size" not in fields:
         raise _BadEntry(missing)
     size = fields["size"]
-    if type(size) is not int:
-        raise _BadEntry("size is not an integer")
-    if not 0 <= size <= MAX_SIZE:
-        raise _BadEntry(f"size {_shown(size)} is not from 0 to {MAX_SIZE}")
+    if type(size) is not int or not 0 <= size <= MAX_SIZE:
+        raise _BadEntry(f"size {_shown(size)} is not an integer from 0 to {MAX_SIZE}")
     return size
 
 
@@ -306,13 +287,9 @@ def _content(fields: dict[str, Any]) -> bytes:
 
 
 def _base64(data: str) -> bytes:
-    """Decode base64. Refuse everything that is malformed, except missing padding."""
-    bare = data.rstrip("=")
-    padding = -len(bare) % 4
-    if len(data) - len(bare) > padding:  # b64decode() of Python 3.11 would ignore it
-        raise _BadEntry("malformed base64: excess padding")
+    """Decode base64, whose padding may be missing."""
     try:
-        return base64.b64decode(bare + "=" * padding, validate=True)
+        return base64.b64decode(data + "=" * (-len(data) % 4), validate=True)
     except ValueError as exc:
         raise _BadEntry(f"malformed base64: {str(exc).lower()}") from None
 
@@ -323,17 +300,12 @@ def _regions(blobvec: Any, size: int) -> list[Region]:
         raise _BadEntry("a blobvec that is not a list")
     regions = []
     for index, region in enumerate(blobvec):
-        if not isinstance(region, list) or len(region) != 3:
+        if not isinstance(region, list) or list(map(type, region)) != [int, int, str]:
             raise _BadEntry(f"region {index} is not [offset, size, blobref]")
         start, length, blobref = region
-        if type(start) is not int or type(length) is not int:
-            raise _BadEntry(f"region {index}: offset and size are integers")
-        if start < 0 or length < 0:
-            raise _BadEntry(f"region {index}: a negative offset or size")
-        if length > size - start:
-            raise _BadEntry(f"region {index} ends past size {size}")
-        known = canonical(blobref) if isinstance(blobref, str) else None
-        if known is None:
+        if not 0 <= start <= start + length <= size:
+            raise _BadEntry(f"region {index} is not within size {size}")
+        if (known := canonical(blobref)) is None:
             raise _BadEntry(f"region {index}: {_shown(blobref)} is not a blobref")
         if length:
             regions.append(Region(start, length, sized(known, length)))
