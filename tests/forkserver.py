@@ -3,7 +3,8 @@
 It also forks the children that make plans for commands and stores in the test process itself (zarrfs.sources.child).
 Start-up and imports take nine tenths of the processor time of a short command. A forked command is a process of its
 own, with its own streams, environment, working directory and exit status, and so are its daemons. Tests of what a fork
-does not reset start PROGRAM itself; so do tests with other users, systemd units and batch jobs.
+does not reset start PROGRAM itself; so do tests with other users, systemd units and batch jobs. Commands that decode
+arrays are forked by a second server, which has imported numpy as well; other mounts fork without it, as in reality.
 
 run() returns None, and the caller executes the program, if a child would inherit another state than a program that
 this process starts, while coverage is measured, and with ZARRFS_TESTS_EXEC=1.
@@ -36,15 +37,16 @@ from typing import Any, NoReturn
 _READ_ONCE = ("LD_", "MALLOC_", "GLIBC_", "PYTHON", "COVERAGE_", "SQLITE_", "LC_", "LANG")
 _ROOM = 8192  # bytes for a command line
 _STARTING = threading.Lock()
-# by process id (a fork inherits the entries of its parents) and the variables that are read only once
-_SERVERS: dict[tuple[int, tuple[str, ...]], _Server] = {}
+# by process id (a fork inherits the entries of its parents), the variables that are read only once, and with numpy
+_SERVERS: dict[tuple[int, tuple[str, ...], bool], _Server] = {}
 
 
 def run(
     command: Sequence[str], cwd: Path | str | None, environment: Mapping[str, str], seconds: float
 ) -> subprocess.CompletedProcess[str] | None:
     """Run zarrfs, as subprocess.run() does; return None if the program must be started instead."""
-    server = _usable(environment)
+    decodes = any(word in ("check", "info") or "view=" in word for word in command)
+    server = _usable(environment, decodes)
     if server is None:
         return None
     asked = {"command": command, "cwd": os.fspath(cwd or os.getcwd()), "environment": dict(environment)}
@@ -116,17 +118,17 @@ def plan(request: bytes) -> Planner | None:
 def descriptors() -> set[str]:
     """Return the numbers of the descriptors by which this process is connected to its servers."""
     with _STARTING:
-        return {str(server.requests.fileno()) for (pid, _named), server in _SERVERS.items() if pid == os.getpid()}
+        return {str(server.requests.fileno()) for (pid, *_), server in _SERVERS.items() if pid == os.getpid()}
 
 
-def _usable(environment: Mapping[str, str]) -> _Server | None:
+def _usable(environment: Mapping[str, str], numpy: bool = False) -> _Server | None:
     """Return the server if its children inherit the same as this process' children with this environment would."""
     if any(name == "ZARRFS_TESTS_EXEC" or name.startswith("COVERAGE_") for name in os.environ):
         return None
     with _STARTING:
-        key = os.getpid(), _read_once(os.environ)
+        key = os.getpid(), _read_once(os.environ), numpy
         if key not in _SERVERS or _SERVERS[key].process.poll() is not None:
-            _SERVERS[key] = _Server()
+            _SERVERS[key] = _Server(numpy)
         server = _SERVERS[key]
     return server if server.state == _state(environment) else None
 
@@ -134,15 +136,16 @@ def _usable(environment: Mapping[str, str]) -> _Server | None:
 class _Server:
     """The client's side of the server, which exits when this process does."""
 
-    def __init__(self) -> None:
+    def __init__(self, numpy: bool) -> None:
         blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())  # callers of plan() have blocked some signals
         self.state = _state(os.environ)
         self._lock = threading.Lock()
         self.requests, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        code = f"from tests import forkserver; forkserver.serve({numpy})"
         with its:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", "from tests import forkserver; forkserver.serve()", "-" * _ROOM], stdin=its,
-                stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[1],
+                [sys.executable, "-c", code, "-" * _ROOM], stdin=its, stdout=subprocess.DEVNULL,
+                cwd=Path(__file__).parents[1],
             )  # fmt: skip
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
@@ -178,12 +181,12 @@ def _text(said: bytes) -> str:
 # -- the server
 
 
-def serve() -> NoReturn:
+def serve(numpy: bool) -> NoReturn:
     """Serve requests from standard input until it is closed."""
     requests = socket.socket(fileno=os.dup(0))
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 0)
-    _import_all()
+    _import_all(numpy)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for pytest
     gc.collect()
     gc.freeze()
@@ -221,17 +224,18 @@ def _show(command: Sequence[str]) -> None:
     ctypes.memmove(start, b"\0".join(map(os.fsencode, command))[: room - 1].ljust(room, b"\0"), room)
 
 
-def _import_all() -> None:
+def _import_all(numpy: bool) -> None:
     """Import zarrfs and what its HTTP client needs, but no module that starts threads: they do not survive a fork."""
     import zarrfs
 
-    threads = dict.fromkeys(("numpy", "pyarrow", "zarr"))
-    sys.modules.update(threads)  # type: ignore[arg-type]
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy starts no threads then; children get an environment of their own
+    left_out = dict.fromkeys(("pyarrow", "zarr") if numpy else ("numpy", "pyarrow", "zarr"))
+    sys.modules.update(left_out)  # type: ignore[arg-type]
     for module in pkgutil.walk_packages(zarrfs.__path__, "zarrfs."):
         if not module.name.endswith(".__main__"):
             with contextlib.suppress(ModuleNotFoundError):
                 importlib.import_module(module.name)
-    for name in threads:
+    for name in left_out:
         del sys.modules[name]
     for name in ("yarl", "fsspec.implementations.local"):
         importlib.import_module(name)
