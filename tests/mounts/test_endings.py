@@ -17,18 +17,18 @@ from tests.conftest import DATA, PROGRAM, run
 from tests.mounts.mounting import alive, daemon_pid, mount_lines, until
 from zarrfs.system import mounts
 
-# A program that opens an array, prints "open", waits for a line, reads the array, and prints what it got
+# A program that reads an array's document, prints "open", waits for a line, and reads a chunk, as a Zarr reader does
 READER = """
-import sys, zarr
-array = zarr.open_array(sys.argv[1], mode="r")
+import os, sys
+os.stat(sys.argv[1] + "/.zarray")
 print("open", flush=True)
 sys.stdin.readline()
 try:
-    values = array[...]
-except Exception as exc:
-    print("error", type(exc).__name__)
-else:
-    print("fill" if (values == array.fill_value).all() else "data")
+    print("data" if open(sys.argv[1] + "/0.0.0", "rb").read() else "fill")
+except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+    print("fill")
+except OSError:
+    print("error")
 """
 
 
@@ -63,8 +63,8 @@ def see(mnt: Path, end: Callable[[Path], None], busy: bool, *options: str, prefi
     log = mnt.with_suffix(".log")
     assert run("mount", DATA / "zarr/v2_hier", mnt, "-o", f"log_file={log}", *options).returncode == 0
     reader = subprocess.Popen(
-        [*prefix, sys.executable, "-c", READER, str(mnt / "gzip")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, cwd=mnt if busy else "/",
+        [*prefix, sys.executable, "-I", "-S", "-c", READER, mnt / "gzip"], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=mnt if busy else "/",
     )  # fmt: skip
     try:
         assert reader.stdout is not None
@@ -95,22 +95,12 @@ def test_a_guarded_mount_point_gives_readers_an_error(end: Callable[[Path], None
     assert (tmp_path / "mnt").stat().st_mode & 0o777 == 0
 
 
-def test_a_daemon_that_fails_before_it_answers_leaves_nothing_mounted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [["broken_start.py"], ["broken_opening.py", "foreground"]], ids=str)
+def test_a_daemon_that_fails_before_it_answers_leaves_nothing_mounted(words: list[str], tmp_path: Path) -> None:
     mnt = tmp_path / "mnt"
     mnt.mkdir()
-    program = Path(__file__).with_name("broken_start.py")
-    command = [sys.executable, str(program), str(DATA / "archives/flux-list.json"), str(mnt)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
-    assert "a fault of the test" in done.stderr
-    assert not mount_lines(mnt)
-
-
-def test_a_mount_in_the_foreground_that_fails_before_it_answers_is_unmounted(tmp_path: Path) -> None:
-    mnt = tmp_path / "mnt"
-    mnt.mkdir()
-    program = Path(__file__).with_name("broken_opening.py")
-    command = [sys.executable, str(program), str(DATA / "archives/flux-list.json"), str(mnt), "foreground"]
+    program = Path(__file__).with_name(words[0])
+    command = [sys.executable, program, DATA / "archives/flux-list.json", mnt, *words[1:]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     try:
         assert done.returncode == 1
@@ -121,12 +111,11 @@ def test_a_mount_in_the_foreground_that_fails_before_it_answers_is_unmounted(tmp
             subprocess.run(["umount", "-l", str(mnt)], check=True)
 
 
-@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
-def test_a_signal_to_a_daemon_that_does_not_serve_yet_unmounts(number: str, tmp_path: Path) -> None:
+def test_a_signal_to_a_daemon_that_does_not_serve_yet_unmounts(tmp_path: Path) -> None:
     mnt = tmp_path / "mnt"
     mnt.mkdir()
     program = Path(__file__).with_name("early_signal.py")
-    command = [sys.executable, str(program), number, str(DATA / "archives/flux-list.json"), str(mnt)]
+    command = [sys.executable, str(program), "SIGTERM", str(DATA / "archives/flux-list.json"), str(mnt)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert not mount_lines(mnt)
     assert done.returncode == 0, done.stderr
@@ -135,7 +124,7 @@ def test_a_signal_to_a_daemon_that_does_not_serve_yet_unmounts(number: str, tmp_
 @pytest.mark.parametrize(
     ("number", "command"),
     [
-        *((name, ["zarrfs", "mount"]) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGKILL")),
+        ("SIGINT", ["zarrfs", "mount"]), ("SIGKILL", ["zarrfs", "mount"]),
         ("SIGKILL", ["zarrfs", "mount", "-o", "hold"]), ("SIGTERM", ["mount.zarrfs"]),
     ],
 )  # fmt: skip
@@ -205,21 +194,6 @@ def test_a_mount_made_by_others_meanwhile_is_kept(tmp_path: Path, monkeypatch: p
     finally:
         while mount_lines(mnt):
             subprocess.run(["umount", "-l", str(mnt)], check=True)
-
-
-def test_two_simultaneous_unmounts_both_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To one of them the kernel reports that nothing is mounted."""
-    mnt, refusal = tmp_path / "mnt", mounts._refusal
-    mnt.mkdir()
-
-    def late(mountpoint: str, lazy: bool) -> tuple[str, bool] | None:
-        subprocess.run(["umount", mnt], check=True)
-        return refusal(mountpoint, lazy)
-
-    assert run("mount", DATA / "zarr/v2_hier", mnt).returncode == 0
-    monkeypatch.setattr(mounts, "_refusal", late)
-    mounts.unmount(str(mnt))
-    assert not mount_lines(mnt)
 
 
 def test_a_daemon_without_free_descriptors_survives_sigterm(tmp_path: Path) -> None:

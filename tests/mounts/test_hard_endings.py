@@ -49,7 +49,7 @@ def ended(command: list[object], number: signal.Signals, after: Callable[[], boo
 # -- readers
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_reader_of_a_silent_server_is_interrupted(number: signal.Signals, faulty: Faulty, tmp_path: Path) -> None:
     """cat ends immediately. Another reader that waits for the same bytes gets them, and no request stays in flight."""
     url = faulty.put("/silent", bytes(200_000), forever="slow")
@@ -128,7 +128,7 @@ def test_commands_do_not_wait_forever_for_a_suspended_daemon(suspended: tuple[Pa
     assert "already a mount point" in told[1]
 
 
-@pytest.mark.parametrize("command", [[PROGRAM, "umount"], [PROGRAM, "umount", "--lazy"], ["fusermount3", "-u"]])
+@pytest.mark.parametrize("command", [[PROGRAM, "umount"], ["fusermount3", "-u"]])
 def test_a_suspended_daemon_is_unmounted(command: list[str], suspended: tuple[Path, int]) -> None:
     """The suspended process remains; it ends when it is resumed."""
     root, pid = suspended

@@ -148,6 +148,7 @@ def test_an_automount_line_of_fstab_is_mounted_at_first_access(machine: Booted) 
     assert "/mnt/looked" not in machine.mounts()
 
 
+@pytest.mark.nightly
 def test_names_beyond_ascii(machine: Booted) -> None:
     """Sources and mount points of a service and of an automount line of fstab."""
     name = "Größe, 数据 (e\u0301)"
@@ -171,6 +172,7 @@ def test_names_beyond_ascii(machine: Booted) -> None:
     machine.root(f"systemctl stop '{unit}' && echo >/etc/fstab && systemctl daemon-reload")
 
 
+@pytest.mark.nightly
 def test_the_example_units_mount_on_access(machine: Booted) -> None:
     """The examples are a mount and an automount unit; after a kill, reads fail until the mount unit restarts."""
     for example in (ROOT / "systemd/examples").iterdir():
@@ -187,6 +189,7 @@ def test_the_example_units_mount_on_access(machine: Booted) -> None:
     assert "/mnt/era5" not in machine.mounts()
 
 
+@pytest.mark.nightly
 def test_the_user_manager_runs_a_user_s_own_unit(machine: Booted) -> None:
     machine.root("loginctl enable-linger ann")
     directory = f"/run/user/{machine.root('id -u ann')}"
@@ -222,6 +225,7 @@ ExecStop=sh -c 'cat /mnt/era5/a >/shared/at-shutdown; cat /mnt/line/a >>/shared/
 """
 
 
+@pytest.mark.nightly
 def test_boot_and_shutdown(machine: Booted) -> None:
     """A unit that requires mounts can read them from start to stop; a failing line of fstab does not stop the boot."""
     units, wanted = "/etc/systemd/system", "/etc/systemd/system/multi-user.target.wants"
