@@ -206,13 +206,11 @@ def test_a_long_option_wins_over_the_same_in_o(opened: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "advice"),
     [
-        ("tree refs.json", "ls -R"), ("refs merge a b", "kerchunk"), ("ls refs.json -o workers=4", "cache_dir="),
-        ("ls refs.json --workers 4", "cache_dir="), ("check refs.json --twice", "check once"),
-        ("info refs.json --metadata-ttl 5s", "-o metadata_ttl=TIME"),
-        ("mount a b --allow-other", "-o allow_other"), ("archive create -o retries=3 a", "--blobs DIR"),
+        ("ls refs.json -o worker=4", "'worker'"), ("ls refs.json -o metadata_tl=4", "metadata_ttl"),
+        ("info refs.json --metadata-ttl 5s", "-o metadata_ttl=TIME"), ("mount a b --allow-other", "-o allow_other"),
     ],
 )  # fmt: skip
-def test_what_was_removed_gets_one_line_of_advice(arguments: str, advice: str) -> None:
+def test_an_unknown_option_gets_one_line_of_advice(arguments: str, advice: str) -> None:
     result = zarrfs(*arguments.split())
     assert (result.exit_code, advice in result.stderr.splitlines()[-1]) == (2, True), result.stderr
 

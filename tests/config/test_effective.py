@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
 from tests.conftest import run
@@ -92,6 +93,7 @@ def variables(values: dict[str, Any]) -> Iterator[None]:
             del os.environ[name]
 
 
+@settings_of_hypothesis(max_examples=40)
 @given(st.lists(st.tuples(SAID, STORAGE), min_size=4, max_size=4), SAID, SAID)
 def test_the_stronger_place_wins_option_by_option(
     place: Path, layers: list[tuple[Values, dict[str, int]]], environment: Values, line: Values
@@ -148,12 +150,6 @@ def test_an_explicit_rw_overrides_ro_of_a_file(user: Path) -> None:
     assert held().ro is True
 
 
-def test_storage_options_of_a_file_are_merged_with_others(user: Path) -> None:
-    write(user, '[storage.s3]\nkey = "a"\nanon = false\n[storage."s3://b"]\nanon = true\n')
-    found = held("s3.region=x", "s3.key=b,c").storage
-    assert found == {"s3": {"key": "b,c", "anon": False, "region": "x"}, "s3://b": {"anon": True}}
-
-
 def test_names_of_one_protocol_share_their_options(user: Path) -> None:
     """The last origin wins, under whichever name."""
     write(user, '[storage.gs]\ntoken = "cloud"\n[storage.https]\ntoken = "a"\n[storage."s3a://b"]\nanon = true\n')
@@ -167,19 +163,13 @@ def test_names_of_one_protocol_share_their_options(user: Path) -> None:
 # -- sources
 
 
-def test_the_name_of_a_section_is_replaced_by_its_source(user: Path, tmp_path: Path) -> None:
-    write(tmp_path / "url", "https://me:pw@host/x?sig=1\n")
+def test_the_name_of_a_section_is_replaced_by_its_source(user: Path) -> None:
     text = f'[source.a]\nsource = "{SOURCE}"\nretries = 7\n'
-    write(user, text + f'[source.b]\nsource = "@{tmp_path}/url"\nfsname = "c"\n')
+    write(user, text + '[source.b]\nsource = "https://me:pw@host/x?sig=1"\nfsname = "c"\n')
     found = settings([], ["a", "b", "./a"])
     assert found.sources == [SOURCE, "https://me:pw@host/x?sig=1", "./a"]
     assert (found.parsed.options.retries, found.parsed.options.fsname) == (7, "a")
     assert held(source="b").fsname == "c"
-    write(tmp_path / "url", "")
-    assert refused(source="b") == f"{user} [source.b]: source: {tmp_path}/url: holds nothing"
-    (tmp_path / "url").unlink()
-    assert refused(source="b").endswith(f"source: {tmp_path}/url: no such file or directory")
-    assert held(source="a").retries == 7
 
 
 @pytest.mark.parametrize(
@@ -193,13 +183,6 @@ def test_a_relative_source_or_base_resolves_beside_the_file(user: Path, source: 
     assert settings([], ["a"]).sources == [expected]
     write(user, f'[source.a]\nsource = "x"\nbase = "{source}"\n')
     assert held(source="a").base == expected
-
-
-def test_sections_of_the_first_source_win(user: Path) -> None:
-    write(user, '[source.a]\nsource="/"\nretries = 1\nread_timeout = 1\n'
-          '[source.b]\nsource="/"\nretries = 2\nmetadata_ttl = 2\n')  # fmt: skip
-    found = settings([], ["a", "b"]).parsed.options
-    assert (found.retries, found.read_timeout, found.metadata_ttl) == (1, 1, 2)
 
 
 # -- values
@@ -243,36 +226,26 @@ def test_paths_in_storage_options_resolve_beside_the_file(
     [
         ("[options]\ncach_dir = '/x'", "[options] unknown option 'cach_dir' (did you mean cache_dir?)"),
         ("[options]\ncache_size = '5'", "[options] option cache_size=5: expected a size with a unit"),
-        ("[options]\nread_timeout = nan", "[options] option read_timeout=nan: expected a time"),
         ("[options]\nretries = 5.5", "[options] option retries=5.5: expected a whole number"),
-        ("[options]\nlog_file = 'http://h/x'", "[options] option log_file=http://h/x: expected a path"),
         ("[options]\nretries = true", "[options] option retries: expected a value, not true"),
-        ("[options]\nallow_other = ''", "[options] option allow_other=: expected true or false"),
         ("[options]\numask = 20", "[options] option umask: expected text, in quotes"),
         ("[options]\nlog_level = ['info']", "[options] option log_level: expected one value"),
         ("[options]\nbase = 'x'", "[options] option base is for one source"),
         ("[options]\nconfig = 'x'", "[options] option config cannot be set in a file"),
         ("[source.x]\nsource = '/x'\nconfig = 'x'", "[source.x] option config cannot be set in a file"),
-        ("[options]\nstorage_options = '{}'", "[options] option storage_options was removed"),
         ('[options]\ncache_dir = "~\\u0000x"', "[options] option cache_dir="),
         ('[source.x]\nsource = "/q\\u0000x"', "[source.x]: "),
-        (f"[options]\n{'a.' * 900}b = 1", "[options] unknown option 'a'"),
         ("#" * (1 << 20) + "\n", "holds more than 1 MiB"),
         ("options = 1", "[options]: expected a section, not a value"),
         ("retries = 1", "retries: unknown section: set it below a line [options]"),
         ("[storages]", "storages: unknown section (did you mean storage?)"),
-        ("[storage]\ns3 = 1", "[storage.s3]: expected a section, not a value"),
         ("[storage.'s3://b/c']\nx = 1", '[storage."s3://b/c"]: expected a protocol'),
-        ("[storage.s3]\nanon = 'maybe'", "[storage.s3] option s3.anon: expected true or false"),
         ("[storage.s3]\nregion = 2020-01-01", "[storage.s3] option s3.region: "),
         ("[source.x]\nsource = '/x'\n[source.x.storage.s3]\nendpoint = 'http://h'",
          "[source.x.storage.s3] option s3.endpoint: unknown (did you mean endpoint_url?)"),
         ("[storage.s4]\nanon = true", "[storage.s4] option s4.anon: unknown protocol 's4' (did you mean s3?)"),
-        ("[storage.retries]\nkey = 'secret'", "[storage.retries] option retries.key: unknown protocol 'retries'"),
         ("[storage.fsname]\nkey = 'secret'", "[storage.fsname] option fsname.key: unknown protocol 'fsname'"),
         ("[options]\ncache_dir = {key = 'secret'}", "[options] option cache_dir: expected text"),
-        ("[options]\nlog_file = 1979-05-27", "[options] option log_file: expected text"),
-        ("[source]\nx = 1", "[source.x]: expected a section, not a value"),
         ("[source.x]\n", "[source.x]: expected a line source ="),
         ("[source.'/x']\nsource = '/y'", '[source."/x"]: '),
         ("[source.'https://u:secret@h/']\n", '[source."https://h/"]: '),
@@ -293,7 +266,6 @@ def test_errors_in_files_name_the_place(user: Path, text: str, says: str) -> Non
     [
         ("CACHE_SIZE", "5", "option cache_size=5: expected a size with a unit"),
         ("GUARD", "maybe", "option guard=maybe: expected true or false"),
-        ("STORAGE_OPTIONS", '{"s3": "hush"', "option storage_options was removed"),
         ("CONFIG", "/nonexistent/x.toml", ""),
     ],
 )
@@ -301,7 +273,6 @@ def test_bad_variables(user: Path, monkeypatch: pytest.MonkeyPatch, variable: st
     monkeypatch.setenv(f"ZARRFS_{variable}", value)
     said = refused()
     assert said.startswith(f"$ZARRFS_{variable}: {says}" if says else "/nonexistent/x.toml: no such file or directory")
-    assert "hush" not in said
 
 
 # -- files
@@ -425,9 +396,6 @@ def test_fifos_and_devices_are_refused_without_waiting(user: Path, tmp_path: Pat
     for special in (pipe, "/dev/zero"):
         assert refused(f"s3.secret=@{special}") == f"option s3.secret: {special}: is not a regular file"
         assert refused(f"config={special}") == f"{special}: is not a regular file"
-        write(user, f'[source.a]\nsource = "@{special}"\n')
-        assert refused(source="a") == f"{user} [source.a]: source: {special}: is not a regular file"
-    user.unlink()
     os.mkfifo(user)
     assert refused() == f"{user}: is not a regular file"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,77 +21,48 @@ from zarrfs.errors import UsageError
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
+    ("parse", "text", "value"),
     [
-        ("0B", 0), ("512B", 512), ("1K", 1024), ("4KiB", 4096), ("4kB", 4000), ("64MiB", 64 << 20),
-        ("1GB", 10**9), ("2G", 2 << 30), ("1TiB", 1 << 40), ("1PB", 10**15), ("1EiB", 1 << 60),
+        *((size, text, value) for text, value in (
+            ("0B", 0), ("512B", 512), ("1K", 1024), ("4KiB", 4096), ("4kB", 4000), ("64MiB", 64 << 20),
+            ("1EiB", 1 << 60),
+        )),
+        *((seconds, text, value) for text, value in (
+            ("0.5", 0.5), ("500ms", 0.5), ("30s", 30), ("5m", 300), ("1d", 86400), ("0", 0), ("10min", 600),
+            ("90 s", 90), ("1h30min", 5400), ("1h 30min", 5400), ("2days 1hour", 176_400), ("1.5h", 5400),
+            ("1 week", 604_800), ("5us", 5e-6),
+        )),
+        (octal, "0444", 0o444),
     ],
 )  # fmt: skip
-def test_sizes_with_units_are_parsed(text: str, value: int) -> None:
-    assert size(text) == value
+def test_sizes_times_and_permission_bits_are_parsed(parse: Callable[[str], float], text: str, value: float) -> None:
+    assert parse(text) == pytest.approx(value, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "64", "-1MiB", "1.5GiB", "MiB", "1XiB", "1 MiB", "1MiBs", "٣MiB", "9" * 5000 + "B"]
-)
-def test_a_size_needs_a_unit(text: str) -> None:
-    with pytest.raises(ValueError, match="64MiB"):
-        size(text)
+BAD = {
+    size: ["", "64", "-1MiB", "1.5GiB", "MiB", "1XiB", "1 MiB", "1MiBs", "٣MiB", "9" * 5000 + "B"],
+    seconds: ["", " ", "s", "-1", "1e3", "inf", "nan", "1h30", "1h,30m", "5M", "1y", "1.5.2s", "1..s", ".5", "5.",
+              "٣s", "9" * 5000, "1h-5m", "5 s s"],
+    octal: ["8", "0o444", "", "-1", "77777"],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("1", 1), ("0.5", 0.5), ("500ms", 0.5), ("30s", 30), ("5m", 300), ("1h", 3600), ("1d", 86400), ("0", 0),
-        ("10min", 600), ("90 s", 90), ("90sec", 90), ("1h30m", 5400), ("1h30min", 5400),
-        ("1h 30min", 5400), ("2 d", 172_800), ("1hr", 3600), ("2days 1hour", 176_400), ("1.5h", 5400),
-        ("1s500ms", 1.5), ("1 week", 604_800), (" 5 ", 5), ("250msec", 0.25), ("5us", 5e-6),
-    ],
-)  # fmt: skip
-def test_times_with_and_without_units_are_parsed(text: str, value: float) -> None:
-    assert seconds(text) == pytest.approx(value, rel=1e-12)
+@pytest.mark.parametrize("parse", BAD)
+def test_bad_sizes_times_and_permission_bits_are_refused(parse: Callable[[str], float]) -> None:
+    for text in BAD[parse]:
+        with pytest.raises(ValueError, match="such as"):
+            parse(text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", " ", "s", "-1", "1e3", "inf", "nan", "1h30", "1h,30m", "5M", "1y", "1 2s", "1.5.2s", "1..s", ".5", "5.", "٣s",
-     "infinity", "9" * 5000, "1h-5m", "5 s s"],
-)  # fmt: skip
-def test_bad_times_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="30s"):
-        seconds(text)
-
-
-def test_permission_bits_are_octal() -> None:
-    assert octal("0444") == 0o444
-    for text in ("8", "0o444", "", "-1", "77777"):
-        with pytest.raises(ValueError, match="octal"):
-            octal(text)
-
-
-@pytest.mark.parametrize(("item", "value"), [("guard", True), ("guard=yes", True), ("guard=false", False)])
-def test_flags_may_have_a_value(item: str, value: bool) -> None:
-    assert parse([item]).options.guard is value
-
-
-def test_without_options_the_defaults_apply() -> None:
+def test_spellings_of_options() -> None:
+    """Flags may have a value, later options win, repeatable ones add up, only the first "=" separates."""
+    for item, value in ("guard", True), ("guard=yes", True), ("guard=false", False):
+        assert parse([item]).options.guard is value
+    options = parse(["retries=1", "blobs=/a", "retries=2", "blobs=/b", "read-timeout=5s", "base=https://h/?a=b"]).options
+    assert (options.retries, options.blobs, options.read_timeout) == (2, ("/a", "/b"), 5)
+    assert options.base == "https://h/?a=b"
     parsed = parse([])
-    assert parsed.options == Options()
-    assert (parsed.kernel, parsed.writable) == ([], False)
-
-
-def test_later_options_win_and_repeatable_options_add_up() -> None:
-    options = parse(["retries=1", "blobs=/a", "retries=2", "blobs=/b"]).options
-    assert options.retries == 2
-    assert options.blobs == ("/a", "/b")
-
-
-def test_dash_and_underscore_are_the_same() -> None:
-    assert parse(["read-timeout=5s"]) == parse(["read_timeout=5s"])
-
-
-def test_only_the_first_equals_sign_separates() -> None:
-    assert parse(["base=https://host/?a=b"]).options.base == "https://host/?a=b"
+    assert (parsed.options, parsed.kernel, parsed.writable) == (Options(), [], False)
 
 
 @pytest.mark.parametrize(
@@ -214,41 +186,23 @@ def test_every_protocol_that_fsspec_has_may_have_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("item", "says"),
+    ("item", "rule"),
     [
-        ("memory_limit=5", "option memory_limit=5: expected a size with a unit, such as 64MiB"),
-        ("memory_limit", "option memory_limit needs a value: memory_limit=SIZE"),
-        ("retries=-1", "option retries=-1: expected a whole number from 0 to 1000"),
-        ("retries=1000000000", "option retries=1000000000: expected a whole number from 0 to 1000"),
-        ("read_timeout=0", "option read_timeout=0: expected a time from 10ms to 30d"),
-        ("memory_limit=1EiB", "option memory_limit=1EiB: expected a size from 64KiB to 64TiB"),
-        ("host_requests=0", "option host_requests=0: expected a whole number from 1 to 10000"),
-        ("cache_size=0B", "option cache_size=0B: expected a size from 1MiB to 1EiB"),
-        ("type=zip", "option type=zip: expected one of references, archive, zarr, icechunk"),
-        ("view=array", "option view=array: expected one of v2, v3, arrays, netcdf (did you mean arrays?)"),
-        ("allow=file,privat", "option allow=file,privat: expected all, credentials, file, private, or a protocol"
-         " (did you mean private?)"),
-        ("guard=maybe", "option guard=maybe: expected true or false"),
-        ("guard=", "option guard=: expected true or false"),
-        ("base=", "option base=: expected a value"), ("blobs=", "option blobs=: expected a value"),
-        ("owner=", "option owner=: expected a whole number from 1 to 4194304"),
-        ("s4.anon=true", "option s4.anon: unknown protocol 's4' (did you mean s3?)"),
-        ("htpp://h.token=x", "option htpp://h.token: unknown protocol 'htpp' (did you mean http?)"),
-        ("s3.anon=never", "option s3.anon: expected true or false"),
-        ("s3.endpoint=x", "option s3.endpoint: unknown (did you mean endpoint_url?)"),
-        ("az://c.acount_name=x", "option az://c.acount_name: unknown (did you mean account_name?)"),
-        ("https.hedaers={}", "option https.hedaers: unknown (did you mean headers?)"),
-        ("xyzzy.a=1", "option xyzzy.a: unknown protocol 'xyzzy': neither fsspec nor an installed package has it"),
-        ("http.headers=x", 'option http.headers: expected names and values in JSON: {"NAME": "VALUE"}'),
-        ("s3a.config_kwargs=3", 'option s3a.config_kwargs: expected names and values in JSON: {"NAME": "VALUE"}'),
-        ('https.client_kwargs={"headers": "x"}',
-         'option https.client_kwargs: headers: expected names and values in JSON: {"NAME": "VALUE"}'),
+        ("memory_limit=5", "64MiB"), ("memory_limit", "memory_limit=SIZE"), ("retries=-1", "0 to 1000"),
+        ("read_timeout=0", "10ms to 30d"), ("type=zip", "zarr"), ("view=array", "did you mean arrays?"),
+        ("allow=file,privat", "did you mean private?"), ("guard=maybe", "true or false"), ("guard=", "true or false"),
+        ("base=", "a value"), ("owner=", "a whole number"), ("s4.anon=true", "did you mean s3?"),
+        ("htpp://h.token=x", "did you mean http?"), ("s3.anon=never", "true or false"),
+        ("s3.endpoint=x", "did you mean endpoint_url?"), ("az://c.acount_name=x", "did you mean account_name?"),
+        ("xyzzy.a=1", "unknown protocol 'xyzzy'"), ("http.headers=x", "JSON"), ("s3a.config_kwargs=3", "JSON"),
+        ('https.client_kwargs={"headers": "x"}', "headers: expected names and values in JSON"),
     ],
 )  # fmt: skip
-def test_a_bad_value_is_named_with_what_is_expected(item: str, says: str) -> None:
+def test_a_bad_value_is_named_with_what_is_expected(item: str, rule: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse([item])
-    assert str(caught.value) == says
+    assert str(caught.value).startswith(f"option {item.partition('=')[0]}")
+    assert rule in str(caught.value)
 
 
 PARSERS = (natural, seconds, size, user_id, octal)

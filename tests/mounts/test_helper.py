@@ -128,7 +128,8 @@ def flags(mountpoint: Path) -> set[str]:
 # options of a mount, flags that are set by them, flags that are not
 FLAGS = [
     ("noexec,noatime,sync", {"noexec", "nosuid", "nodev", "noatime", "sync"}, set[str]()),
-    ("noexec,exec,noatime,relatime", {"nodev", "nosuid", "relatime"}, {"noexec", "noatime"}),
+    ("noexec,exec,noatime,relatime,silent", {"nodev", "nosuid", "relatime"}, {"noexec", "noatime"}),
+    ("nosymfollow,nodiratime,diratime,loud", {"nosymfollow"}, {"nodiratime"}),
 ]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -47,12 +46,7 @@ See `zarrfs COMMAND --help`."""
 
 
 class LazyGroup(click.Group):
-    """A group that imports the module of a command when the command is looked up."""
-
-    def __init__(self, *args: Any, table: Mapping[str, tuple[str, str]], **more: Any) -> None:
-        """`table` has the form of COMMANDS."""
-        super().__init__(*args, **more)
-        self._table = table
+    """The group of all commands, which imports the module of a command when the command is looked up."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run the group after reopening closed standard streams and hiding secrets in the command line."""
@@ -80,26 +74,22 @@ class LazyGroup(click.Group):
                 return super().invoke(ctx)
             except click.NoSuchOption as exc:
                 from zarrfs.config.options import TABLE, spelled
-                from zarrfs.config.removed import removed_command, removed_option
 
                 name = exc.option_name.lstrip("-").replace("-", "_")
-                command = " ".join(exc.ctx.command_path.split()[1:]) if exc.ctx else ""
-                told = removed_command(f"{command} {exc.option_name}") or removed_option(name)
                 if name in TABLE:
                     told = f"no such option: {exc.option_name}: write -o {spelled(name)}"
-                if told:
                     raise click.UsageError(told, exc.ctx) from None
                 raise
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of the table."""
-        return list(self._table)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command; None if there is none of that name."""
-        if cmd_name not in self._table:
+        if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(self._table[cmd_name][0])
+        module = importlib.import_module(COMMANDS[cmd_name][0])
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
@@ -110,12 +100,9 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as exc:
-            from zarrfs.config.removed import removed_command
             from zarrfs.config.values import did_you_mean
 
-            if removed := removed_command(" ".join([*ctx.command_path.split()[1:], args[0]])):
-                raise click.UsageError(removed, ctx) from None
-            raise click.UsageError(exc.message.removesuffix(".") + did_you_mean(args[0], self._table), ctx) from None
+            raise click.UsageError(exc.message.removesuffix(".") + did_you_mean(args[0], COMMANDS), ctx) from None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete the names of commands, without importing them, and the group's own options."""
@@ -123,16 +110,16 @@ class LazyGroup(click.Group):
 
         if incomplete[:1] == "-":
             return super().shell_complete(ctx, incomplete)
-        names = [name for name in self._table if name.startswith(incomplete)]
-        return [CompletionItem(name, help=self._table[name][1]) for name in names]
+        names = [name for name in COMMANDS if name.startswith(incomplete)]
+        return [CompletionItem(name, help=COMMANDS[name][1]) for name in names]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing any of them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_module, line) in self._table.items()])
+            formatter.write_dl([(name, line) for name, (_module, line) in COMMANDS.items()])
 
 
-@click.group(cls=LazyGroup, table=COMMANDS, context_settings=SETTINGS, epilog=EPILOG)
+@click.group(cls=LazyGroup, context_settings=SETTINGS, epilog=EPILOG)
 @process_options
 @click.version_option(None, "-V", "--version", package_name="zarrfs", message="zarrfs %(version)s")
 def main() -> None:

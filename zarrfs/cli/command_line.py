@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from zarrfs.config.redaction import HIDDEN, redact_text
 
-_STORAGE = re.compile(r"((?:\.[\w-]+|storage[-_]options)\s*:?=).*", re.DOTALL)  # storage_options: of earlier versions
+_STORAGE = re.compile(r"(\.[\w-]+\s*:?=).*", re.DOTALL)
 
 
 def hide_secrets() -> None:

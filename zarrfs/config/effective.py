@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zarrfs.config.options import TABLE, Layer, Parsed, combine, read, split_commas
-from zarrfs.config.removed import OPTIONS, removed_option
 from zarrfs.errors import UsageError, reason_of
 
 if TYPE_CHECKING:
@@ -53,9 +52,7 @@ def settings(
             layers += file.layers
             for number, source in reversed([*enumerate(sources)]):  # the section of the first source wins
                 if source in file.named:
-                    from zarrfs.config.file import source_of
-
-                    places[number] = source_of(file.named[source])
+                    places[number] = file.named[source].source
                     layers += file.named[source].layers
     layers += [*environment(), given]
     return Settings(combine(layers, defaults), places, layers)
@@ -78,9 +75,6 @@ def unknown_variables() -> list[str]:
 def environment() -> list[Layer]:
     """Return a layer for each variable, such as ZARRFS_CACHE_DIR for cache_dir=. An empty variable is ignored."""
     found = []
-    for name in OPTIONS:
-        if os.environ.get(PREFIX + name.upper()):
-            raise UsageError(f"${PREFIX}{name.upper()}: {removed_option(name)}")
     for name in TABLE:
         variable = PREFIX + name.upper()
         text = os.environ.get(variable)

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 from zarrfs.config.keywords import as_items
 from zarrfs.config.options import NO_FILE, ONE_SOURCE, TABLE, Layer, read
-from zarrfs.config.redaction import is_secret, names_file, without_secrets
-from zarrfs.config.removed import removed_option
+from zarrfs.config.redaction import is_secret, without_secrets
 from zarrfs.config.storage import absolute
-from zarrfs.config.values import OCTAL, content, did_you_mean, from_files, is_url, place_name
+from zarrfs.config.values import OCTAL, content, did_you_mean, is_url, place_name
 from zarrfs.errors import UsageError, reason_of
 
 _SECTIONS = ("options", "storage", "source")
@@ -22,7 +21,7 @@ _NAME = re.compile(r"[^\s/:#?~][^\s/:#?]*")
 
 
 class Named(NamedTuple):
-    """[source.NAME]: a source, which may be "@/path", and its options."""
+    """[source.NAME]: a source and its options."""
 
     source: str
     layers: list[Layer]
@@ -61,17 +60,6 @@ def read_file(path: str, owned: bool) -> ConfigFile:
         raise UsageError(f"{path}: {exc}") from None
     for layer in (*found.layers, *(layer for named in found.named.values() for layer in named.layers)):
         layer.origin = f"{path} {layer.origin}"
-    return found
-
-
-def source_of(named: Named) -> str:
-    """Return the source of a named section; read it from a file if it is "@/path". Raise UsageError."""
-    try:
-        found = from_files(named.source)
-    except ValueError as exc:
-        raise UsageError(f"{named.layers[0].origin}: source: {exc}") from None
-    if not isinstance(found, str) or "\n" in found:
-        raise UsageError(f"{named.layers[0].origin}: source: {named.source}: expected one line")
     return found
 
 
@@ -120,8 +108,7 @@ def _named(name: str, value: Any, here: str) -> Named:
         raise UsageError(f"[{at}]: the name of a source has no blanks and none of / : # ?")
     if not isinstance(source, str) or not source or "\0" in source:
         raise UsageError(f'[{at}]: expected a line source = "PATH OR URL"')
-    if not (_SCHEME.match(source) or names_file(source)):
-        source = _located(here, source)
+    source = source if _SCHEME.match(source) else _located(here, source)
     own = _options({"fsname": name} | table, at, here, (NO_FILE,))  # as in fstab: mount -a compares the two names
     return Named(source, [own, *_storage(storage, f"{at}.storage", here)])
 
@@ -132,7 +119,7 @@ def _options(value: Any, at: str, here: str, refused: tuple[str, ...]) -> Layer:
     for key, one in _table(value, at).items():
         name = key.replace("-", "_")
         if name not in TABLE:
-            raise UsageError(f"[{at}] {removed_option(name) or f'unknown option {key!r}' + did_you_mean(name, TABLE)}")
+            raise UsageError(f"[{at}] unknown option {key!r}{did_you_mean(name, TABLE)}")
         if (where := TABLE[name].where) in refused:
             raise UsageError(f"[{at}] option {name} {where}")
         many = one if isinstance(one, list) and TABLE[name].many else [one]

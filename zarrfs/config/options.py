@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from zarrfs.config.redaction import is_secret, redacted_storage, without_secrets
-from zarrfs.config.removed import removed_option
 from zarrfs.config.storage import absolute, canonical, check_storage, is_known, storage_value
 from zarrfs.config.values import (
     ALLOW,
@@ -287,13 +286,13 @@ def bounds_of(name: str) -> tuple[Any, Any] | None:
 KERNEL_FLAGS = frozenset(
     (
         "suid", "nosuid", "dev", "nodev", "exec", "noexec", "sync", "async", "dirsync", "atime",
-        "noatime", "nodiratime", "relatime", "strictatime", "lazytime",
+        "noatime", "diratime", "nodiratime", "relatime", "strictatime", "lazytime", "nosymfollow",
     )
 )  # fmt: skip
 IGNORED = frozenset(
     (
         "defaults", "auto", "noauto", "user", "users", "nouser", "owner", "group", "_netdev", "nofail",
-        "comment",
+        "comment", "silent", "loud", "iversion", "noiversion", "nomand", "nolazytime", "norelatime", "nostrictatime",
     )
 )  # fmt: skip
 
@@ -388,7 +387,7 @@ def _add(given: Layer, item: str, name: str, value: str | None, before: str) -> 
         put(given, before, item)
     else:
         hint = f" (did you mean allow={name}?)" if name in ALLOWED else did_you_mean(name, [*TABLE, *KERNEL_FLAGS])
-        raise UsageError(removed_option(name) or f"unknown option {name!r}{hint}")
+        raise UsageError(f"unknown option {name!r}{hint}")
 
 
 def combine(given: Iterable[Layer], defaults: Mapping[str, Any] | None = None) -> Parsed:

@@ -25,13 +25,9 @@ _SECRET_PARAMETER = re.compile("sig|token|secret|passw|pwd|credential|jwt|auth|s
 _URL = re.compile(r"(?<![A-Za-z0-9+.-])([0-9+.-]*+)([A-Za-z][A-Za-z0-9+.-]*+://[^\s\"'<>`]++)")
 _MOST = 64 << 10  # characters of a foreign text that are kept
 # Storage options whose values are not confidential; of all others only the name is shown.
-_HARMLESS = frozenset(
-    (
-        "anon", "account_name", "account_host", "allow_redirects", "asynchronous", "cache_regions", "consistency",
-        "default_block_size", "default_cache_type", "encoded", "endpoint_url", "host", "port",
-        "project", "region", "region_name", "requester_pays", "simple_links", "size_policy", "ssl", "timeout",
-        "trust_env", "use_listings_cache", "use_ssl", "username", "verify", "verify_ssl", "version_aware",
-    )
+_HARMLESS = (
+    "anon", "account_name", "account_host", "allow_redirects", "endpoint_url", "host", "port", "project", "region",
+    "requester_pays", "ssl", "timeout", "trust_env", "username", "verify_ssl",
 )  # fmt: skip
 _WELL_KNOWN = ("", "anon", "cache", "cloud", "google_default")  # values of token= that are not secret (gcsfs)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 _BITS = {
-    "ro": 1, "nosuid": 2, "nodev": 4, "noexec": 8, "sync": 16, "dirsync": 1 << 7, "noatime": 1 << 10,
-    "nodiratime": 1 << 11, "relatime": 1 << 21, "strictatime": 1 << 24, "lazytime": 1 << 25,
+    "ro": 1, "nosuid": 2, "nodev": 4, "noexec": 8, "sync": 16, "dirsync": 1 << 7, "nosymfollow": 1 << 8,
+    "noatime": 1 << 10, "nodiratime": 1 << 11, "relatime": 1 << 21, "strictatime": 1 << 24, "lazytime": 1 << 25,
 }  # fmt: skip
-_OFF = {"rw": "ro", "suid": "nosuid", "dev": "nodev", "exec": "noexec", "async": "sync"}
+_OFF = {"rw": "ro", "suid": "nosuid", "dev": "nodev", "exec": "noexec", "async": "sync", "diratime": "nodiratime"}
 _ATIME = ("noatime", "relatime", "strictatime")  # exactly one of them is set
 
 

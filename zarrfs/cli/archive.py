@@ -24,7 +24,13 @@ any depth, one with "/" with whole paths, in which "*" stands for "/" as well. S
 MiB, KB). What is in the document itself is UTF-8, or base64 if it is not text. FILE appears once it is complete."""
 
 
-@click.command(context_settings=common.SETTINGS, epilog=EPILOG)
+@click.group(context_settings=common.SETTINGS)
+@common.process_options
+def archive() -> None:
+    """Create file archives (RFC 37)."""
+
+
+@archive.command(context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
 @click.option("-C", "--directory", "base", default=".", metavar="DIR", help="Change to DIR first.")
 @click.option(
