@@ -216,6 +216,23 @@ def test_a_page_that_fails_is_an_error_to_ls(bucket: Bucket, tmp_path: Path) -> 
         assert len(os.listdir(root)) == 3000
 
 
+def test_a_listing_that_was_refused_once_is_requested_again(bucket: Bucket) -> None:
+    """As with a token that had expired: at once for a listing, after metadata_ttl= for a lookup."""
+    bucket.keys = [f"x/a/{at}" for at in range(10)]
+    bucket.fault = lambda number, found, more: (403 if number == 1 else 200, found, more)
+
+    async def check(store: FsspecStore) -> None:
+        assert (await store.info("a/1")).size == 3
+        assert [await store.is_flat(), len(bucket.pages)] == [True, 1]
+        with trio.move_on_after(30):
+            while len(bucket.pages) == 1:
+                assert (await store.info("a/2")).size == 3
+                await trio.sleep(0.1)
+        assert len(bucket.pages) == 2
+
+    using(bucket, check, metadata_ttl=0.5)
+
+
 def test_a_truncated_page_without_a_token_is_not_the_end_of_a_listing(bucket: Bucket) -> None:
     """After IsTruncated without a continuation token, the listing resumes after the last key, or is an error."""
     bucket.keys, bucket.most, bucket.tokens = sorted(ARRAY), 300, False

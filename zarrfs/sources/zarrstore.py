@@ -208,8 +208,6 @@ async def _documents_at(store: FsspecStore) -> tuple[list[str], Sequence[str]] |
         shown = {info.name for info in found or ()}
         return None if found is None else ([name for name in DOCUMENTS if name in shown], ())
     await store.first_page("")  # not the whole listing: there may be millions of entries
-    if not await store.is_flat():
-        raise AccessDenied("/", f"the server refuses listings: {store.refusal}")
     known = {name: store.names.get(name) for name in DOCUMENTS}
     names = [name for name, one in known.items() if one is not None and one.entry is not None]
     return names, [name for name, one in known.items() if one is None]

@@ -74,7 +74,7 @@ class FsspecStore(Store):
         self._listing: SingleFlight[str] = SingleFlight()
         self._paging: SingleFlight[str] = SingleFlight()
         self._tried: LRU[str, float] = LRU(_TRIED)  # directories whose first page was requested, and when
-        self.refusal = ""  # why the server refuses flat listings
+        self._refused = -math.inf  # when a lookup's listing was last refused
         self._flat: list[FlatListing] = []  # in progress, the most recently used last
         self._ahead: set[str] = set()  # directories listed ahead that no reader has reached
         self._walked = 0  # directories listed one after the other, each within one that was listed
@@ -164,7 +164,7 @@ class FsspecStore(Store):
         `page`: first fetch the page from the beginning of its directory, if that was not requested yet.
         """
         if page and self.names.get(key) is None:
-            await self.first_page(split_key(key)[0])
+            await self._try_first_page(split_key(key)[0])
         return self._info(key, await self._known(key, look=True))
 
     async def listed(self, prefix: str) -> list[Info] | None:
@@ -181,21 +181,14 @@ class FsspecStore(Store):
         """Request the first page of a directory's flat listing, once; do nothing if the server has no such listings.
 
         All names in it become known; so do, as absent, the metadata documents that it does not have, because readers
-        look for several of them. Do nothing more if the server refuses listings.
+        look for several of them.
         """
         if self._is_tried(directory) or not await self.is_flat():
             return
 
         async def ask() -> bool:
             asked, flat = trio.current_time(), FlatListing(self.names, directory)
-            try:
-                await self._next_page(flat)
-            except (AccessDenied, TargetMissing) as exc:  # a server may allow reads without allowing listings
-                if exc.status is None and isinstance(exc, AccessDenied):  # no credentials were found at this time
-                    raise
-                log.debug("%s", exc)
-                self.refusal = exc.reason
-                return True
+            await self._next_page(flat)
             for above, entries, _ in flat.open:
                 for name, entry in (entries or {}).items():
                     self.names.put(join_key(above, name), entry, None, asked)
@@ -206,7 +199,18 @@ class FsspecStore(Store):
             self._tried.put(directory, asked)
             return True
 
-        await self._paging.run(directory, ask, lambda: self._is_tried(directory) or bool(self.refusal) or None)
+        await self._paging.run(directory, ask, lambda: self._is_tried(directory) or None)
+
+    async def _try_first_page(self, directory: str) -> None:
+        """Do what first_page() does, unless listings are refused: a server may allow reads without allowing them."""
+        if not self.names.is_valid(self._refused):
+            try:
+                await self.first_page(directory)
+            except (AccessDenied, TargetMissing) as exc:
+                if exc.status is None and isinstance(exc, AccessDenied):  # no credentials were found at this time
+                    raise
+                log.debug("%s", exc)
+                self._refused = trio.current_time()
 
     def _is_tried(self, directory: str) -> bool:
         oldest = trio.current_time() - self.names.ttl
@@ -415,7 +419,7 @@ class FsspecStore(Store):
 
         async def ask() -> Known:
             if not look:
-                await self.first_page(split_key(key)[0])
+                await self._try_first_page(split_key(key)[0])
                 if (found := known()) is not None:
                     return found
             return await self._ask(key, look)
@@ -514,7 +518,7 @@ class FsspecStore(Store):
     async def is_flat(self) -> bool:
         """Return whether the server lists all keys below a directory, regardless of subdirectories."""
         system, _ = await self._path_of_key("")
-        return system.flat and not self.refusal
+        return system.flat
 
     async def _get(self, key: str, entry: Entry, start: int, length: int) -> Buffer:
         system, path = await self._path_of_key(key)

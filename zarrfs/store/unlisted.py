@@ -23,6 +23,7 @@ from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, ReadError, TargetMissing
+from zarrfs.net.responses import Entry
 from zarrfs.store.api import Info, Kind, Value, WrappingStore, check_key, join_key, split_key
 from zarrfs.store.names import Known, Names, may_be_hidden
 from zarrfs.store.remote import FsspecStore
@@ -35,6 +36,7 @@ from zarrfs.zarr.keys import KeyTemplate
 from zarrfs.zarr.layout import layout_of, load_document
 
 _KNOWN = 65_536  # nodes and directories that are remembered
+_LEAST = 1.0  # seconds for which documents are valid at least: one lookup of a chunk may depend on several of them
 _REFUSED = 10.0  # seconds for which a refused document is not requested again
 _ASKED = 256  # names that are requested at a time
 _UNKNOWN = (
@@ -84,24 +86,23 @@ class _Answers:
     __slots__ = ("_given", "_names", "_until")
 
     def __init__(self, names: Names) -> None:
-        self._names, self._given = names, dict[str, Known | None]()
-        self._until = trio.current_time() + names.ttl
+        self._names, self._given = names, dict[str, Entry | None]()
+        self._until = trio.current_time() + max(names.ttl, _LEAST)
 
     def add(self, document: str, given: Known | None, refused: bool = False) -> None:
         """Add what is known of a document; None: it is absent, or the server refuses it."""
-        self._given[document] = given
+        self._given[document] = None if given is None else given.entry
+        if given is not None:
+            self._until = min(self._until, given.seen + max(self._names.ttl, _LEAST))
         if refused:
             self._until = min(self._until, trio.current_time() + _REFUSED)
 
     def hold(self) -> bool:
-        """Return whether the answers are valid and still the same; this sends no request."""
-        for document, given in self._given.items():
-            known = self._names.get(document)
-            if given is None and (known is None or known.entry is None):
-                continue
-            if given != known:
-                return False
-        return self._until > trio.current_time()
+        """Return whether the answers are valid, and no later ones differ; this sends no request."""
+        return self._until > trio.current_time() and all(
+            (known := self._names.get(document)) is None or known.entry == given
+            for document, given in self._given.items()
+        )
 
 
 class _Directory:
@@ -118,8 +119,8 @@ class UnlistedStore(WrappingStore):
     """A Zarr store on a server; see the docstring of the module. Errors are those of the FsspecStore below.
 
     `lists`: whether the server lists directories. If it does not, each chunk of a grid is requested before it is
-    listed, and `members` are the paths of existing groups and arrays. Conclusions from documents hold as long as the
-    answers about these documents are valid and stay the same.
+    listed, and `members` are the paths of existing groups and arrays. Conclusions from documents hold for metadata_ttl=
+    (at least a second) while later answers about these documents are the same.
     """
 
     def __init__(self, store: FsspecStore, lists: bool = False, members: Sequence[str] = ()) -> None:
@@ -335,15 +336,15 @@ class UnlistedStore(WrappingStore):
 
     async def _document(self, key: str, answers: _Answers) -> bytes | None:
         """Return the bytes of a document, None if it is absent or refused; add the answer to `answers`."""
-        data, given, refused = None, None, False
+        data, given, refused, names = None, None, False, self._store.names
         try:
             await self._store.look(key, page=True)
-            given = self._store.names.get(key)  # before the bytes are read, which may be of a later version
+            given = names.get(key) or names.last(key)  # before the bytes are read, which may be of a later version
             data = bytes(await self._store.get(key, 0, DOCUMENT_MAX))
         except NotFound:
             given = None
         except IsDirectory:
-            given = self._store.names.get(key)
+            given = names.last(key)
         except AccessDenied:  # some servers answer 403 for absent keys
             refused = True
         answers.add(key, given, refused)
