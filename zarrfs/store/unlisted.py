@@ -119,8 +119,8 @@ class UnlistedStore(WrappingStore):
     """A Zarr store on a server; see the docstring of the module. Errors are those of the FsspecStore below.
 
     `lists`: whether the server lists directories. If it does not, each chunk of a grid is requested before it is
-    listed, and `members` are the paths of existing groups and arrays. Conclusions from documents hold for metadata_ttl=
-    (at least a second) while later answers about these documents are the same.
+    listed, and `members` are the paths of existing groups and arrays. Conclusions from documents hold for
+    metadata_ttl=, at least for a second, while later answers about these documents are the same.
     """
 
     def __init__(self, store: FsspecStore, lists: bool = False, members: Sequence[str] = ()) -> None:
