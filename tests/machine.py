@@ -11,13 +11,10 @@ process exits, all its processes and mounts end, daemons included.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -127,7 +124,7 @@ class Machine:
         )  # fmt: skip
 
     def start(self, *command: object, user: str = "root", **variables: str | None) -> subprocess.Popen[str]:
-        """Start a command in its own process group, so that interrupt() can signal it."""
+        """Start a command in its own process group."""
         return subprocess.Popen(
             self.command(*command, user=user, **variables), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -145,9 +142,3 @@ class Machine:
         if text is not None:
             path.write_text(text)
             path.chmod(mode)
-
-
-def interrupt(process: subprocess.Popen[Any]) -> None:
-    """Send SIGINT, as Ctrl-C does, to the whole process group of a process that Machine.start() returned."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGINT)

@@ -1,7 +1,7 @@
-"""A mount with one FUSE handler that raises: faulty_daemon.py MOUNTPOINT HANDLER.
+"""A mount with FUSE handlers that raise: faulty_daemon.py MOUNTPOINT.
 
-The handler raises inside the wrapper under test. The file MOUNTPOINT.fault names the exception to raise; without that
-file the handler works. The file MOUNTPOINT.raised names the exception that was raised last.
+The file MOUNTPOINT.fault names a handler and the exception that it raises inside the wrapper under test; without that
+file all handlers work. The file MOUNTPOINT.raised has what was raised last.
 """
 
 from __future__ import annotations
@@ -22,31 +22,37 @@ from zarrfs.store.indexfile import IndexWriter
 
 
 def main() -> None:
-    mountpoint, name = sys.argv[1:]
+    mountpoint = sys.argv[1]
 
-    def broken() -> Any:
+    def broken(name: str) -> Any:
         try:
             with open(mountpoint + ".fault") as file:
-                exception = file.read()
+                fault = file.read()
         except FileNotFoundError:
             return
+        handler, exception = fault.split()
+        if handler != name:
+            return
         with open(mountpoint + ".raised", "w") as file:
-            file.write(exception)
+            file.write(fault)
         if exception == "ReadError":
             raise errors.ReadError("file:///data/x", "no luck")
         raise getattr(builtins, exception)(2, "injected")
 
-    if name == "forget":
-        original = operations.InodeTable.forget
-        operations.InodeTable.forget = lambda *given: broken() or original(*given)  # type: ignore[method-assign]
-    else:
+    def patch(name: str) -> None:
         wrapper = getattr(operations.Operations, name)
 
         async def inner(*given: Any) -> Any:
-            broken()
+            broken(name)
             return await wrapper.__wrapped__(*given)
 
         setattr(operations.Operations, name, operations.handler(functools.wraps(wrapper.__wrapped__)(inner)))
+
+    for name in ("lookup", "getattr", "readlink", "opendir", "readdir", "releasedir", "open", "read", "release",
+                 "statfs", "getxattr", "listxattr"):  # fmt: skip
+        patch(name)
+    forget = operations.InodeTable.forget
+    operations.InodeTable.forget = lambda *given: broken("forget") or forget(*given)  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "index")
         with IndexWriter(path) as writer:

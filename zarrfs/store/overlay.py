@@ -142,7 +142,10 @@ class Now:
 
     def below(self, key: str) -> Info | None:
         """Return the lower entry at `key`, as Overlay.below() does."""
-        return None if self._overlay.lacks(key) or self._upper.covers(key) else self._info(key)
+        if self._overlay.lacks(key) or (self._overlay.remote and self._upper.covers(key)):  # no request for a hidden one
+            return None
+        info = self._info(key)
+        return None if info is None or self._upper.covers(key) else info
 
     def _info(self, key: str) -> Info | None:
         if key not in self.infos:
