@@ -142,7 +142,7 @@ class Now:
 
     def below(self, key: str) -> Info | None:
         """Return the lower entry at `key`, as Overlay.below() does."""
-        if self._overlay.lacks(key) or (self._overlay.remote and self._upper.covers(key)):  # no request for a hidden one
+        if self._overlay.lacks(key) or (self._overlay.remote and self._upper.covers(key)):  # no request for it
             return None
         info = self._info(key)
         return None if info is None or self._upper.covers(key) else info
