@@ -13,7 +13,7 @@ import random
 import re
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -161,8 +161,7 @@ class FaultProxy:
         if fault == "reset":
             raise ConnectionResetError
         if fault in ("503", "429"):
-            await _send(writer, f"HTTP/1.1 {fault} Busy", {"retry-after": "0"}, b"no\n")
-            return True
+            return await _send(reader, writer, _Answer(f"HTTP/1.1 {fault} Busy", {"retry-after": "0"}, b"no\n"))
         answer = await server.ask(_shifted(head) if fault == "elsewhere" else head)
         if self.absent is not None and answer.status.split()[1] == "404":
             answer = answer._replace(status=f"HTTP/1.1 {self.absent} Absent")
@@ -170,7 +169,7 @@ class FaultProxy:
             writer.write(_head(answer.status, answer.headers))
             await writer.drain()
             return True
-        return await _SPOIL.get(fault or "", _send_right)(reader, writer, answer)
+        return await _send(reader, writer, answer, fault)
 
     def _draw(self) -> str | None:
         point = self._random.random()
@@ -242,79 +241,31 @@ def _head(status: str, headers: dict[str, str]) -> bytes:
     return "\r\n".join([status, *(f"{name}: {value}" for name, value in headers.items()), "", ""]).encode("latin-1")
 
 
-# -- senders of a response: each returns whether the connection can be used for another request
-
-
-async def _send(writer: asyncio.StreamWriter, status: str, headers: dict[str, str], body: bytes) -> None:
-    writer.write(_head(status, {**headers, "content-length": str(len(body))}) + body)
-    await writer.drain()
-
-
-async def _send_right(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: _Answer) -> bool:
-    await _send(writer, *answer)
-    return True
-
-
-async def _half(writer: asyncio.StreamWriter, answer: _Answer) -> None:
-    """Send headers with the length of the whole body, and half of the body."""
-    headers = {**answer.headers, "content-length": str(len(answer.body))}
-    writer.write(_head(answer.status, headers) + answer.body[: len(answer.body) // 2])
-    await writer.drain()
-
-
-async def _reset_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: _Answer) -> bool:
-    await _half(writer, answer)
-    await asyncio.sleep(0.01)  # the client sees the first half
-    raise ConnectionResetError
-
-
-async def _stall(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: _Answer) -> bool:
-    await _half(writer, answer)
-    await reader.read()  # until the client closes
-    return False
-
-
-async def _truncate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: _Answer) -> bool:
-    await _half(writer, answer)
-    return False
-
-
-async def _short(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: _Answer) -> bool:
-    await _send(writer, answer.status, answer.headers, answer.body[: len(answer.body) // 2])
-    return True
-
-
-async def _long(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: _Answer) -> bool:
-    await _send(writer, answer.status, answer.headers, answer.body + bytes(_SHIFT))
-    return True
-
-
-async def _drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: _Answer) -> bool:
-    """Send eight pieces, 50 ms apart."""
-    writer.write(_head(answer.status, {**answer.headers, "content-length": str(len(answer.body))}))
-    size = max(1, -(-len(answer.body) // 8))
-    for at in range(0, len(answer.body), size):
-        await asyncio.sleep(0.05)
-        writer.write(answer.body[at : at + size])
+async def _send(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: _Answer, fault: str | None = None
+) -> bool:
+    """Send a response, spoilt by `fault`; return whether the connection can be used for another request."""
+    body, half = answer.body, answer.body[: len(answer.body) // 2]
+    headers = {**answer.headers, "etag": '"changed"'} if fault == "changed" else answer.headers
+    body = {"short": half, "long": body + bytes(_SHIFT)}.get(fault or "", body)
+    if fault == "late":
+        await asyncio.sleep(2)
+    writer.write(_head(answer.status, {**headers, "content-length": str(len(body))}))
+    if fault in ("reset late", "stall", "truncate"):
+        body = half
+    size = max(1, -(-len(body) // 8)) if fault == "drip" else max(1, len(body))
+    for at in range(0, len(body), size):
+        if fault == "drip":
+            await asyncio.sleep(0.05)
+        writer.write(body[at : at + size])
         await writer.drain()
-    return True
-
-
-async def _changed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: _Answer) -> bool:
-    await _send(writer, answer.status, {**answer.headers, "etag": '"changed"'}, answer.body)
-    return True
-
-
-async def _late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: _Answer) -> bool:
-    await asyncio.sleep(2)
-    return await _send_right(reader, writer, answer)
-
-
-_Sender = Callable[[asyncio.StreamReader, asyncio.StreamWriter, _Answer], Awaitable[bool]]
-_SPOIL: dict[str, _Sender] = {
-    "reset late": _reset_late, "stall": _stall, "truncate": _truncate, "short": _short, "long": _long,
-    "drip": _drip, "changed": _changed, "late": _late,
-}  # fmt: skip
+    await writer.drain()
+    if fault == "reset late":
+        await asyncio.sleep(0.01)  # the client sees the first half
+        raise ConnectionResetError
+    if fault == "stall":
+        await reader.read()  # until the client closes
+    return fault not in ("stall", "truncate")
 
 
 @contextlib.contextmanager

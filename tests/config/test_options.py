@@ -195,7 +195,6 @@ def test_every_protocol_that_fsspec_has_may_have_options() -> None:
         ("htpp://h.token=x", "did you mean http?"), ("s3.anon=never", "true or false"),
         ("s3.endpoint=x", "did you mean endpoint_url?"), ("az://c.acount_name=x", "did you mean account_name?"),
         ("xyzzy.a=1", "unknown protocol 'xyzzy'"), ("http.headers=x", "JSON"), ("s3a.config_kwargs=3", "JSON"),
-        ('https.client_kwargs={"headers": "x"}', "headers: expected names and values in JSON"),
     ],
 )  # fmt: skip
 def test_a_bad_value_is_named_with_what_is_expected(item: str, rule: str) -> None:

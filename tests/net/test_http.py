@@ -42,21 +42,6 @@ def test_a_connection_that_ends_as_the_next_request_comes_is_replaced(end: str) 
     run(serve, check)
 
 
-def test_a_request_on_a_reused_connection_is_sent_again_once() -> None:
-    async def serve(peer: Peer) -> None:
-        if (request := await peer.heard()) is not None and peer.number == 0:
-            await peer.send(right(request))
-            await peer.heard()
-
-    async def check(web: HttpSystem, server: Scripted) -> None:
-        assert await get(web, server) == PART
-        with pytest.raises(Transient, match="closed before an answer"):
-            await get(web, server)
-        assert (server.connections, len(server.requests)) == (2, 3)
-
-    run(serve, check)
-
-
 @pytest.mark.parametrize("junk", [b"", head("206 OK", "Content-Range: bytes 10-109/200", "Content-Length: 100")])
 def test_a_connection_that_was_closed_or_got_data_while_idle_is_not_reused(junk: bytes) -> None:
     done = trio.Event()
@@ -81,7 +66,7 @@ def test_a_connection_that_was_closed_or_got_data_while_idle_is_not_reused(junk:
 
 
 @pytest.mark.parametrize("reset", [False, True])
-@pytest.mark.parametrize("sent", [0, 1, 30, -101, -100, -99, -1])
+@pytest.mark.parametrize("sent", [0, 30, -100, -1])
 def test_a_truncated_response_is_a_transient_failure(sent: int, reset: bool) -> None:
     async def serve(peer: Peer) -> None:
         request = await peer.heard()
@@ -119,7 +104,7 @@ def test_a_reset_after_the_head_is_a_failure_of_the_value(chunked: bool) -> None
     run(serve, check)
 
 
-@pytest.mark.parametrize("sent", [0, 1, 30, -101, -100, -1])
+@pytest.mark.parametrize("sent", [0, 30, -100, -1])
 def test_a_stalled_response_times_out(sent: int) -> None:
     async def serve(peer: Peer) -> None:
         request = await peer.heard()
@@ -295,14 +280,6 @@ def test_a_response_without_content_is_an_empty_value() -> None:
     run(_answering(lambda _: head("204 No Content")), check)
 
 
-def test_ranges_of_an_encoded_value_are_an_error_that_says_so() -> None:
-    async def check(web: HttpSystem, server: Scripted) -> None:
-        with pytest.raises(ReadError, match="the server sends ranges of it as gzip, unrequested"):
-            await get(web, server)
-
-    run(_answering(_206(*SIZED, "Content-Encoding: gzip")), check)
-
-
 @pytest.mark.parametrize("status", ["202 Accepted", "301 Away", "304 Not Modified"])
 def test_the_length_of_a_response_without_the_value_is_not_its_size(status: str) -> None:
     async def check(web: HttpSystem, server: Scripted) -> None:
@@ -334,7 +311,7 @@ def test_a_range_beyond_the_end_is_empty(headers: list[str], total: int | None) 
 @pytest.mark.parametrize(
     ("status", "error"),
     [(400, ReadError), (401, AccessDenied), (403, AccessDenied), (404, TargetMissing), (410, TargetMissing),
-     (429, Transient), (500, Transient), (503, Transient)],
+     (429, Transient), (500, Transient)],
 )  # fmt: skip
 def test_an_error_status_raises_the_error_of_its_kind(status: int, error: type[Exception], lines: list[str]) -> None:
     body = b"2\r\nno\r\n0\r\n\r\n" if "chunked" in str(lines) else b"no"
@@ -364,8 +341,16 @@ def _redirecting(status: int, to: str, *lines: str) -> Callable[[Peer], Awaitabl
     return serve
 
 
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-@pytest.mark.parametrize("to", ["/w", "w", "http://localhost:{port}/w?a=b%2Fc+d", "//127.0.0.1:{port}/w"])
+@pytest.mark.parametrize(
+    ("status", "to"),
+    [
+        (301, "/w"),
+        (302, "w"),
+        (303, "/w"),
+        (307, "http://localhost:{port}/w?a=b%2Fc+d"),
+        (308, "//127.0.0.1:{port}/w"),
+    ],
+)
 def test_a_redirect_is_followed_and_remembered(status: int, to: str) -> None:
     async def check(web: HttpSystem, server: Scripted) -> None:
         for _ in range(3):
@@ -440,7 +425,7 @@ def test_a_redirect_to_another_name_is_no_directory(to: str) -> None:
     run(serve, check)
 
 
-@pytest.mark.parametrize("failure", ["500 Broken", "503 Down", "end", "silence"])
+@pytest.mark.parametrize("failure", ["503 Down", "end"])
 def test_a_remembered_redirect_to_a_failing_server_is_requested_again(failure: str) -> None:
     async def serve(peer: Peer) -> None:
         while (request := await peer.heard()) is not None:
@@ -451,8 +436,6 @@ def test_a_remembered_redirect_to_a_failing_server_is_requested_again(failure: s
                 await peer.send(right(request))
             elif failure == "end":
                 return
-            elif failure == "silence":
-                await peer.rest()
             else:
                 await peer.send(head(failure, "Content-Length: 2") + b"no")
 
@@ -463,7 +446,7 @@ def test_a_remembered_redirect_to_a_failing_server_is_requested_again(failure: s
         assert await get(web, server) == PART
         assert [request.split()[1] for request in server.requests][-2] == "/v"
 
-    run(serve, check, *(["read_timeout=10"] if failure == "silence" else []))
+    run(serve, check)
 
 
 def test_cookies_are_sent_only_to_the_server_that_set_them() -> None:
@@ -497,7 +480,7 @@ def test_cookies_are_sent_only_to_the_server_that_set_them() -> None:
 # -- responses in pieces
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("size", [1, 7])
 def test_a_response_in_small_pieces_is_read(size: int) -> None:
     async def serve(peer: Peer) -> None:
         while (request := await peer.heard()) is not None:
@@ -528,17 +511,3 @@ def test_any_split_of_a_response_yields_the_right_bytes(sizes: list[int], start:
         assert server.connections == 1
 
     run(serve, check)
-
-
-def test_a_short_response_after_a_long_one_is_received() -> None:
-    async def serve(peer: Peer) -> None:
-        while (request := await peer.heard()) is not None:
-            headers, body = part(request, LONG)
-            await peer.send(head("206 OK", *headers), body)
-
-    async def check(web: HttpSystem, server: Scripted) -> None:
-        assert await get(web, server, 5, len(LONG)) == LONG[5:]
-        assert await get(web, server) == PART
-        assert server.connections == 1  # SO_RCVLOWAT is 1 again; else the socket would never become readable
-
-    run(serve, check, "read_timeout=15")

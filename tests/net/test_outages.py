@@ -101,27 +101,6 @@ def test_an_attempt_without_an_answer_ends_soon_during_an_outage() -> None:
     assert run(lambda: read(ranges, server)) < 32
 
 
-def test_a_broken_connection_is_not_taken_for_an_outage(caplog: pytest.LogCaptureFixture) -> None:
-    server, ranges = Server(out_until(0.3)), RequestQueue(OPTIONS)
-    assert run(lambda: read(ranges, server)) < 1
-    assert len(server.sent) >= 3
-    assert lines(caplog) == []
-
-
-def test_failures_of_requests_in_flight_do_not_delay_the_probe() -> None:
-    """32 requests that fail together count as one failure of the server."""
-    server, ranges = Server(out_until(1.0)), RequestQueue(OPTIONS)
-
-    async def main() -> float:
-        async with trio.open_nursery() as nursery:
-            for number in range(32):
-                nursery.start_soon(read, ranges, server, f"v{number}")
-        return trio.current_time()
-
-    assert run(main) < 3
-    assert len(server.sent) <= 32 + 5 + 32
-
-
 @pytest.mark.parametrize("status", [429, 503])
 def test_retry_after_is_obeyed(status: int) -> None:
     """All requests to the server wait, each time that it sends the header."""
@@ -211,25 +190,6 @@ def test_one_failing_value_is_not_taken_for_an_outage() -> None:
 
     run(main)
     assert max(after - before for before, after in itertools.pairwise(ended)) < 0.5
-
-
-def test_readers_of_other_values_wait_for_the_next_attempt_at_most() -> None:
-    """Only the failing value has been requested so far; the next attempt, within 6 s, may be for another one."""
-
-    async def answer(path: str) -> None:
-        if path == "bad":
-            raise failing("HTTP status 503 Service Unavailable")
-
-    server, ranges = Server(answer), RequestQueue(OPTIONS)
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(read, ranges, server, "bad")
-            await trio.sleep(12)
-            assert await read(ranges, server, "good") <= 12 + 6.3
-            nursery.cancel_scope.cancel()
-
-    run(main)
 
 
 def test_a_final_error_is_not_retried_and_ends_an_outage() -> None:

@@ -247,6 +247,8 @@ def test_other_protocols_must_be_enabled() -> None:
         read("nosuch://u:p@H/x", origin="nosuch://h/set.json")
     with pytest.raises(AccessDenied, match="not enabled"):
         read("nosuch://h2/x", origin="nosuch://h/set.json")
+    with pytest.raises(ReadError, match=r"^ftp://127\.0\.0\.1/x: FTP is not supported: use HTTP or SFTP"):
+        read("ftp://me:hush@127.0.0.1/x", options=said("allow=ftp"))
     for protocol in ("reference", "simplecache", "generic", "dir"):
         with pytest.raises(AccessDenied, match=r"not enabled for targets$"):
             read(f"{protocol}://x", options=said(f"allow={protocol}", "allow=all"))

@@ -9,11 +9,10 @@ import ipaddress
 import json
 import os
 import shutil
-import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -87,15 +86,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing."""
-
-
-class Closing(Handler):
-    """A handler that closes the connection after each response."""
-
-    def end_headers(self) -> None:
-        """Announce that the connection will be closed."""
-        self.send_header("Connection", "close")
-        super().end_headers()
 
 
 class Talking(Handler):
@@ -260,47 +250,6 @@ def test_a_server_that_does_not_speak_tls_is_an_error() -> None:
     threading.Thread(target=made.serve_forever, daemon=True).start()
     with pytest.raises(ReadError, match="the server does not speak TLS"):
         read(f"https://127.0.0.1:{made.server_address[1]}", None, "retries=0")
-    made.shutdown()
-    made.server_close()
-
-
-@contextlib.asynccontextmanager
-async def opened(authority: Authority) -> AsyncIterator[HttpSystem]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SSL_CERT_FILE", str(authority.file))
-        system = HttpSystem(Options(), Trust(Options()))
-        yield system
-        await system.aclose()
-
-
-def test_a_wrong_certificate_is_refused_despite_earlier_sessions(authority: Authority) -> None:
-    """The server presents a wrong certificate once; reads before and after succeed."""
-    contexts = {}
-    for name, address in (("good", "127.0.0.1"), ("elsewhere", "192.0.2.1")):
-        contexts[name] = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        contexts[name].load_cert_chain(authority.certificate(name, address))
-    made = Quiet(("127.0.0.1", 0), Closing)
-    plain, shown = made.socket, ["good"]
-
-    def accept() -> tuple[socket.socket, object]:
-        taken, address = plain.accept()
-        return contexts[shown[0]].wrap_socket(taken, server_side=True, do_handshake_on_connect=False), address
-
-    made.get_request = accept  # type: ignore[method-assign]
-    threading.Thread(target=made.serve_forever, daemon=True).start()
-    url = f"https://127.0.0.1:{made.server_address[1]}/value"
-
-    async def main() -> None:
-        async with opened(authority) as system:
-            for start, name in ((0, "good"), (1000, "good"), (2000, "elsewhere"), (3000, "good")):
-                shown[0] = name
-                if name == "good":
-                    assert bytes((await system.fetch(url, start, start + 500)).data) == VALUE[start : start + 500]
-                    continue
-                with pytest.raises(ReadError, match="its certificate is refused: "), trio.fail_after(20):
-                    await system.fetch(url, start, start + 500)
-
-    trio.run(main)
     made.shutdown()
     made.server_close()
 

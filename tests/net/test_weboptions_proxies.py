@@ -194,7 +194,6 @@ def test_passwords_and_tokens_are_taken_from_options(demanding: str, monkeypatch
 @pytest.mark.parametrize(
     ("option", "rule"),
     [
-        ('http.client_kwargs={"x": 1}', "http.client_kwargs: x is unknown"),
         ('http.headers={"A b": "c"}', "'A b' is not a header"),
         ('http.headers={"A: hush": ""}', "'A' is not a header"),
         ('http.headers={"A": "b\\nC: d"}', "'A' is not a header, or its value"),

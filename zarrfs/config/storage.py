@@ -25,8 +25,8 @@ _FSSPEC = (  # options of fsspec's file systems that have no effect here: they a
 )  # fmt: skip
 NAMES: Mapping[str, tuple[str, ...]] = {  # options by the first name of their protocol; others are not checked
     "http": (
-        "allow_redirects", "auth", "client_cert", "client_key", "client_kwargs", "cookies", "encoded", "headers",
-        "params", "proxy", "proxy_auth", "ssl", "token", "verify_ssl",
+        "allow_redirects", "auth", "client_cert", "client_key", "cookies", "encoded", "headers", "params", "proxy",
+        "proxy_auth", "ssl", "token", "verify_ssl",
         "block_size", "raise_for_status", "simple_links", "size_policy", "timeout", "trust_env",  # without effect
     ),
     "s3": (
@@ -41,7 +41,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {  # options by the first name of their p
 }  # fmt: skip
 _SSH_FILES = ("known_hosts", "client_keys")
 _OBJECTS = {  # options whose value is an object (names and values), by the first name of their protocol
-    "http": ("client_kwargs", "cookies", "headers", "params"),
+    "http": ("cookies", "headers", "params"),
     "s3": ("client_kwargs", "config_kwargs"),
 }
 _GCS_TOKENS = ("anon", "cache", "cloud", "google_default")  # values of token= that name a way to log in
@@ -132,10 +132,6 @@ def check_storage(place: str, options: Mapping[str, object]) -> None:
             raise UsageError(f"option {place}.{name}: expected true or false")
     for name in _OBJECTS.get(family, ()):
         _check_object(f"option {place}.{name}", options.get(name))
-    client = options.get("client_kwargs")
-    if family == "http" and isinstance(client, Mapping):
-        for name in ("cookies", "headers"):
-            _check_object(f"option {place}.client_kwargs: {name}", client.get(name))
 
 
 def absolute(place: str, name: str, value: object, directory: str = "") -> object:

@@ -1,6 +1,6 @@
 """Connections to web servers on trio: name lookup, connecting, proxies, and a pool of idle connections.
 
-Source: RFC 9112 (9 connection management), RFC 8305 (happy eyeballs), RFC 9110 (9.3.6 CONNECT).
+Source: RFC 9112 (9 connection management), RFC 9110 (9.3.6 CONNECT).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import trio
 
-from zarrfs.concurrency.tasks import in_background
 from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net.addresses import is_public, not_public
 from zarrfs.net.messages import BadAnswer
@@ -24,9 +23,9 @@ from zarrfs.net.responses import Transient
 from zarrfs.net.tls import Tls, context_of, tls_error
 from zarrfs.net.transport import Connection
 
-_IDLE = 15.0  # seconds for which an idle connection is kept at least, and between two searches for older ones
+_IDLE = 15.0  # seconds for which an idle connection is kept
 _KEPT = 256  # the greatest number of idle connections, of all servers together
-_NEXT = 0.25  # seconds until the next address of a name is tried in parallel
+_NEXT = 2.0  # seconds until the next address of a name is tried
 _ADDRESSES = 60.0  # seconds for which the addresses of a name are cached
 
 
@@ -113,7 +112,9 @@ class Server:
                     if self.proxy is None:
                         raise
                     raise Transient(f"{self.proxy}: {exc.strerror or exc}") from exc
+                good = self._addresses[:1]  # the one that has answered last stays the first
                 self._addresses = [(family, address) for family, _, _, _, address in found]
+                self._addresses.sort(key=lambda one: one not in good)
                 self._looked_up = time.monotonic()
         error: Exception = OSError(errno.EHOSTUNREACH, "no address")
         admitted = []
@@ -123,16 +124,16 @@ class Server:
                 admitted.append((family, address))
             else:
                 error = AccessDenied(where, not_public(str(address[0])))
-        sock, failed = await _first_connection(admitted, min(_NEXT, patience / 4))
-        if sock is not None:
-            at = sock.getpeername()
-            for number, (_, address) in enumerate(self._addresses):
-                if address[0] == at[0]:  # try it first from now on
-                    self._addresses.insert(0, self._addresses.pop(number))
-                    break
-            return sock
+        for one in admitted:
+            last = one is admitted[-1]
+            try:
+                with trio.move_on_after(math.inf if last else min(_NEXT, patience / 4)):
+                    sock = await _connection(*one)
+                    self._addresses.sort(key=lambda other: other != one)  # try it first from now on
+                    return sock
+            except OSError as exc:
+                error = exc
         self._looked_up = -math.inf
-        error = failed or error
         if self.proxy is not None and isinstance(error, OSError):
             raise Transient(f"{self.proxy}: {error.strerror or error}") from error
         raise error
@@ -143,11 +144,11 @@ class Pool:
 
     def __init__(self) -> None:
         self._idle: list[tuple[Server, Connection, float]] = []  # with the time since when; the oldest first
-        self._sweeping: trio.CancelScope | None = None  # of the task that closes old ones
         self._closed = False
 
     async def take(self, server: Server, where: str, patience: float) -> tuple[Connection, bool]:
         """Return (an idle connection or else a new one, whether it was used before)."""
+        self._close_old()
         for at in reversed(range(len(self._idle))):
             if self._idle[at][0] is server:
                 _, connection, _ = self._idle.pop(at)
@@ -162,72 +163,21 @@ class Pool:
             connection.close()
             return
         self._idle.append((server, connection, time.monotonic()))
-        if len(self._idle) > _KEPT:
-            self._close_oldest()
-        if self._sweeping is None:
-            self._sweeping = trio.CancelScope()
-            in_background(self._sweep, self._sweeping)
+        self._close_old()
 
     def close(self) -> None:
         """Close idle connections, and from now on all that are given back."""
         self._closed = True
-        while self._idle:
-            self._close_oldest()
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+        for _, connection, _ in self._idle:
+            connection.close()
+        self._idle = []
 
-    async def _sweep(self, scope: trio.CancelScope) -> None:
-        """Close connections that have been idle for too long, until there are none."""
-        with scope:
-            while self._idle:
-                await trio.sleep(_IDLE)
-                while self._idle and self._idle[0][2] <= time.monotonic() - _IDLE:
-                    self._close_oldest()
-        self._sweeping = None
-
-    def _close_oldest(self) -> None:
-        _, connection, _ = self._idle.pop(0)
-        connection.close()
+    def _close_old(self) -> None:
+        while self._idle and (len(self._idle) > _KEPT or self._idle[0][2] <= time.monotonic() - _IDLE):
+            self._idle.pop(0)[1].close()
 
 
 # -- sockets
-
-
-async def _first_connection(
-    addresses: list[tuple[socket.AddressFamily, Any]], delay: float
-) -> tuple[socket.socket | None, Exception | None]:
-    """Return (the first socket that gets connected, or None; the first failure, or None).
-
-    The next address is tried, in parallel, when the one before has failed or has taken `delay` seconds.
-    """
-    found: list[socket.socket] = []
-    failures: list[Exception] = []
-
-    async def one(family: socket.AddressFamily, address: Any, failed: trio.Event) -> None:
-        try:
-            sock = await _connection(family, address)
-        except OSError as exc:
-            failures.append(exc)
-            failed.set()
-            return
-        if found:
-            sock.close()
-        else:
-            found.append(sock)
-        nursery.cancel_scope.cancel()
-
-    try:
-        async with trio.open_nursery() as nursery:
-            for family, address in addresses:
-                failed = trio.Event()
-                nursery.start_soon(one, family, address, failed)
-                with trio.move_on_after(delay):
-                    await failed.wait()
-    except BaseException:
-        for sock in found:
-            sock.close()
-        raise
-    return (found[0] if found else None), (failures[0] if failures else None)
 
 
 async def _connection(family: socket.AddressFamily, address: Any) -> socket.socket:

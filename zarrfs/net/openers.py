@@ -15,7 +15,7 @@ from zarrfs.net.http import HttpSystem
 from zarrfs.net.reach import Trust
 from zarrfs.net.responses import System
 from zarrfs.net.tls import preload_authorities
-from zarrfs.net.weboptions import check_web_options, configuration
+from zarrfs.net.weboptions import check_web_options
 
 _ANONYMOUSLY = "(requested anonymously: no option names its bucket; -o allow=credentials, see docs/security.md)"
 _ACCOUNT = re.compile(r"([^@/]+)@([^./]+)(\.[^/]+)?")  # of abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/
@@ -86,7 +86,7 @@ class Openers:
             rule = "user:password@ is for servers: the keys of a bucket are storage options (docs/options.md)"
             raise ReadError(without_secrets(url), rule)
         given, personal = self._trust.given(url)
-        options = {**(configuration(urls.names(family)) if personal else {}), **given}
+        options = dict(given)
         if family == "abfs" and (account := _ACCOUNT.match(path)):
             options["account_name"] = account[2]
             if account[3]:

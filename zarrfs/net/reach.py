@@ -36,10 +36,7 @@ _CONNECTION: dict[str, tuple[str, ...]] = {
     "gcs": ("endpoint_url",),
     "abfs": ("account_name", "account_host"),
 }  # fmt: skip
-_CLIENT: dict[str, tuple[str, ...]] = {  # such options within client_kwargs=
-    "http": ("proxy", "proxy_auth", "timeout", "trust_env"),
-    "s3": ("endpoint_url", "region_name", "verify"),
-}
+_S3_CLIENT = ("endpoint_url", "region_name", "verify")  # such options within s3.client_kwargs=
 _ANONYMOUS: dict[str, dict[str, Any]] = {
     "s3": {"anon": True},
     "gcs": {"token": "anon"},
@@ -154,6 +151,6 @@ def _impersonal(family: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return `options` without credentials."""
     found = {name: value for name, value in options.items() if name in _CONNECTION.get(family, ())}
     client = options.get("client_kwargs")
-    if isinstance(client, Mapping) and family in _CLIENT:
-        found["client_kwargs"] = {name: value for name, value in client.items() if name in _CLIENT[family]}
+    if isinstance(client, Mapping) and family == "s3":
+        found["client_kwargs"] = {name: value for name, value in client.items() if name in _S3_CLIENT}
     return {**found, **_ANONYMOUS.get(family, {})}

@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 from zarrfs.concurrency.lru import LRU
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
-from zarrfs.config.urls import names, place_of, web_place
+from zarrfs.config.urls import place_of, web_place
 from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net.addresses import is_public, literal, not_public
 from zarrfs.net.connections import Pool, Server
@@ -27,7 +27,7 @@ from zarrfs.net.reach import Trust
 from zarrfs.net.responses import Transient
 from zarrfs.net.tls import tls_error
 from zarrfs.net.transport import Body, Connection, Cut
-from zarrfs.net.weboptions import WebOptions, basic, configuration, from_netrc, lines, proxy_of, web_options
+from zarrfs.net.weboptions import WebOptions, basic, from_netrc, lines, proxy_of, web_options
 
 if TYPE_CHECKING:
     import http.cookiejar
@@ -220,8 +220,7 @@ class Web:
             raise ReadError(where, "not a URL: no such port or host")
         given = self._trust.given(url, redirected)
         personal = given.personal and not self._anonymous
-        configured = configuration(names("http")) if personal else {}
-        options = web_options({**configured, **given.options}, where)
+        options = web_options(given.options, where)
         guarded = self._trust.must_be_public(place_of(scheme, name, port))
         address = literal(name) if guarded else None
         if address is not None and not is_public(address):

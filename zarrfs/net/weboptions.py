@@ -1,7 +1,6 @@
 """Options of HTTP servers: translated from those of fsspec, and some of zarrfs, to headers, TLS and proxies.
 
-Sources: the parameters of fsspec's HTTPFileSystem, and those of aiohttp that users pass through it; curl(1) for the
-variables that name proxies and for ~/.netrc.
+Sources: the parameters of fsspec's HTTPFileSystem; curl(1) for the variables that name proxies and for ~/.netrc.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import base64
 import logging
 import os
 import re
-import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -26,7 +24,6 @@ from zarrfs.net.tls import Tls
 
 log = logging.getLogger(__name__)
 
-_CLIENT = frozenset(("auth", "cookies", "headers", "proxy", "proxy_auth", "timeout", "trust_env", "raise_for_status"))
 _TOKEN = re.compile(r"[!#-'*+.0-9A-Z^-z|~-]+")
 _TEXT = re.compile(r"[\t -~\x80-\xff]*")
 
@@ -50,26 +47,10 @@ def check_web_options(options: Options) -> None:
             web_options(given, name)
 
 
-def configuration(protocols: tuple[str, ...]) -> dict[str, Any]:
-    """Return the options that fsspec's configuration files and environment variables set for these protocols."""
-    directory = os.environ.get("FSSPEC_CONFIG_DIR", os.path.expanduser("~/.config/fsspec"))  # as in fsspec.config
-    given = os.path.isdir(directory) or any(name.startswith("FSSPEC") for name in os.environ)
-    if not given and "fsspec.config" not in sys.modules:
-        return {}  # importing fsspec takes longer than a request
-
-    import fsspec.config
-
-    found: dict[str, Any] = {}
-    for name in reversed(protocols):
-        found.update(fsspec.config.conf.get(name) or {})
-    return found
-
-
 def proxy_options(options: Options) -> dict[str, Any]:
     """Return the options of all HTTP servers that name a proxy."""
     given: Mapping[str, Any] = options.storage.get("http", {})
-    client = given.get("client_kwargs") or {}
-    return {name: client.get(name) if given.get(name) is None else given[name] for name in ("proxy", "proxy_auth")}
+    return {name: given.get(name) for name in ("proxy", "proxy_auth")}
 
 
 def web_options(options: Mapping[str, Any], where: str) -> WebOptions:
@@ -81,32 +62,26 @@ def web_options(options: Mapping[str, Any], where: str) -> WebOptions:
 
 
 def _translated(options: Mapping[str, Any]) -> WebOptions:
-    client = options.get("client_kwargs") or {}
     for name in options:
         if wrong := unknown_option("http", name):
             raise ValueError(wrong)
-    if unknown := client.keys() - _CLIENT:
-        raise ValueError(f"http.client_kwargs: {min(unknown)} is unknown: there are {', '.join(sorted(_CLIENT))}")
-
-    def given(name: str) -> Any:
-        found = options[name] if options.get(name) is not None else client.get(name)
-        return "" if found is True and name == "proxy" else found  # -o http.proxy without a value
-
-    headers = {**(client.get("headers") or {}), **(options.get("headers") or {})}
+    headers = dict(options.get("headers") or {})
     if options.get("token"):
         headers.setdefault("Authorization", f"Bearer {str(options['token']).strip()}")
-    if given("auth"):
-        headers.setdefault("Authorization", basic(*_pair("auth", given("auth"))))
-    cookies = {**(client.get("cookies") or {}), **(options.get("cookies") or {})}
-    proxy_user = _pair("proxy_auth", given("proxy_auth")) if given("proxy_auth") else None
-    if given("proxy"):
-        _parsed_proxy(str(given("proxy")), "http.proxy=", proxy_user)  # fail before anything is mounted
+    if options.get("auth"):
+        headers.setdefault("Authorization", basic(*_pair("auth", options["auth"])))
+    cookies = _checked(options.get("cookies") or {})
+    proxy, login = options.get("proxy"), options.get("proxy_auth")
+    proxy = "" if proxy is True else proxy  # -o http.proxy without a value
+    proxy_user = _pair("proxy_auth", login) if login else None
+    if proxy:
+        _parsed_proxy(str(proxy), "http.proxy=", proxy_user)  # fail before anything is mounted
     verify = options.get("ssl") is not False and options.get("verify_ssl") is not False
-    tls = Tls(verify, _path(options.get("client_cert")), _path(options.get("client_key")))
     return WebOptions(
-        _checked(headers), "; ".join(f"{name}={value}" for name, value in _checked(cookies).items()),
-        {str(name): str(value) for name, value in (options.get("params") or {}).items()}, given("proxy"),
-        proxy_user, tls, bool(options.get("allow_redirects", True)),
+        _checked(headers), "; ".join(f"{name}={value}" for name, value in cookies.items()),
+        {str(name): str(value) for name, value in (options.get("params") or {}).items()}, proxy, proxy_user,
+        Tls(verify, _path(options.get("client_cert")), _path(options.get("client_key"))),
+        bool(options.get("allow_redirects", True)),
     )  # fmt: skip
 
 

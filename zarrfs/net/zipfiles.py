@@ -1,8 +1,9 @@
 """ZipSystem: the members of a local or remote zip file.
 
 The index is read once. A member is fetched as one value, which reaches from its header to the next one. Stored members
-(as Zarr writes them) are sliced. Compressed members are decompressed in worker threads, in the order of bytes, and
-kept open so that a reader that continues does not begin again. Source: PKWARE APPNOTE 6.3 (local file header, 4.3.7).
+(as Zarr writes them) are sliced. Deflated members are decompressed in worker threads, in the order of bytes, by
+decompressors that are kept, so that a reader that continues does not begin again. Source: PKWARE APPNOTE 6.3 (local
+file header, 4.3.7).
 """
 
 from __future__ import annotations
@@ -10,13 +11,12 @@ from __future__ import annotations
 import bisect
 import calendar
 import contextlib
-import io
 import struct
 import weakref
 import zipfile
 import zlib
-from collections.abc import Awaitable, Callable
-from typing import IO, Any, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Iterator
+from typing import IO, Any, TypeAlias, TypeVar, cast
 
 import trio
 
@@ -31,16 +31,23 @@ Read: TypeAlias = Callable[[int, int, int, int], Awaitable[Buffer]]
 
 _LOCAL_HEADER = 30  # bytes, before the name and the extra field
 _UTF_8 = 1 << 11  # flag of a member whose name is in UTF-8
-_IDLE = 8  # open files of compressed members that are kept
+_IDLE = 8  # decompressors that are kept
 _WINDOW = 64 << 20  # bytes: ranges of a member that are no further apart are decompressed in their order
 _THREADS = 8
 _BAD = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, RuntimeError, UnicodeError)
-_BUFFER = 256 << 10  # bytes that zipfile reads in one call
+_STEP = 256 << 10  # bytes that are read or decompressed in one call
 _END = 128 << 10  # bytes: more than the records after the index, including the comment of the archive
 _MEMORY_OF_INDEX = 8  # bytes of memory for each byte of the index: zipfile has an object for each member
 _LEAST = 256 << 20  # bytes that the index may always take: a process may have only a small share of memory_limit=
-_MEMORY_OF_DIRECTORY = 300  # bytes of memory for a directory, without its name
-_AHEAD = 8 << 20  # bytes: a compressed member up to this size is fetched into the cache as a whole
+
+
+class _Inflater:
+    """The decompressor of one reader of a member, at the byte `at` of its content."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.at, self.crc = path, 0, 0
+        self.used, self.rest = 0, b""  # compressed bytes that were read; those that are not decompressed yet
+        self.stream = zlib.decompressobj(-zlib.MAX_WBITS)
 
 
 class ZipSystem(System):
@@ -58,11 +65,10 @@ class ZipSystem(System):
         self._limit, self._memory = limit, max(memory, _LEAST)
         self._lock = trio.Lock()
         self._threads = trio.CapacityLimiter(_THREADS)
-        self._zip: zipfile.ZipFile | None = None
+        self._members: dict[str, zipfile.ZipInfo] | None = None  # by name; that of a directory ends with "/"
+        self._names: list[str] = []  # sorted
         self._starts: list[int] = []  # sorted offsets of all members, of the index and of the end
-        self._directories: dict[str, set[str]] = {"": set()}
-        self._room = 0  # bytes that more directories may take
-        self._idle: dict[tuple[str, int], IO[bytes]] = {}  # open compressed members, by name and position
+        self._idle: list[_Inflater] = []  # the last one that was used at the end
         self._wanted: list[tuple[str, int]] = []  # names and starts of the ranges that are, or will be, decompressed
         self._turns: weakref.WeakValueDictionary[str, trio.Lock] = weakref.WeakValueDictionary()  # by name
 
@@ -75,28 +81,32 @@ class ZipSystem(System):
             return Fetched(b"", None, info.file_size)
         if info.flag_bits & 1:
             raise ReadError(self.shown(path), "is encrypted")
-        if info.compress_type == zipfile.ZIP_STORED:
-            data = await self._stored(path, info, start, stop)
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            rule = f"is compressed with zip's method {info.compress_type}: only stored and deflated members are read"
+            raise ReadError(self.shown(path), rule)
+        begin = await self._begin(path, info)
+        if info.compress_type == zipfile.ZIP_DEFLATED:
+            data: Buffer = await self._inflated(path, info, begin, start, stop)
         else:
-            low, high = self._extent(self._header_at(path, info))
-            if high - low <= _AHEAD:  # fetch the member before zipfile reads it, which holds a lock
-                await self._read(low, 1, low, high)
-            data = await self._decompressed(path, start, stop)
+            data = await self._read_part(begin + start, stop - start)
+            if stop - start == info.file_size and zlib.crc32(data) != info.CRC:
+                raise self._bad(path, "wrong checksum")
         return Fetched(data, None, info.file_size)
 
     async def stat(self, path: str) -> Entry:
         await self._open()
-        if path in self._directories:
-            return Entry(path.rpartition("/")[2], True)
+        name = path.rpartition("/")[2]
+        if self._is_directory(path):
+            return Entry(name, True)
         info = await self._member(path)
-        return Entry(path.rpartition("/")[2], False, info.file_size, _mtime_ns(info), f"{info.CRC:08x}")
+        return Entry(name, False, info.file_size, _mtime_ns(info), f"{info.CRC:08x}")
 
     async def listing(self, path: str) -> list[Entry] | None:
         await self._open()
-        if path not in self._directories:
+        if not self._is_directory(path):
             await self._member(path)
             raise NotADirectoryError(path)
-        return [await self.stat(self.child(path, name)) for name in self._directories[path]]
+        return [await self.stat(self.child(path, name)) for name in set(self._children(path))]
 
     def shown(self, path: str) -> str:
         return f"zip://{path}::{self._archive}"
@@ -108,153 +118,140 @@ class ZipSystem(System):
     def identity(self, path: str) -> str:
         return f"zip://{path}::{self._name}"
 
-    async def aclose(self) -> None:
-        while self._idle:
-            self._idle.popitem()[1].close()
-
     # -- the index
 
-    async def _open(self) -> zipfile.ZipFile:
-        if self._zip is None:
+    async def _open(self) -> dict[str, zipfile.ZipInfo]:
+        if self._members is None:
             async with self._lock:
-                if self._zip is None:
+                if self._members is None:
                     size = await self._size()
                     self._starts = [0, size]
-                    found = await self._thread("", self._read_index, size)
-                    self._zip = found
-        return self._zip
+                    self._members = await self._thread("", self._read_index, size)
+        return self._members
 
-    def _read_index(self, size: int) -> zipfile.ZipFile:
-        file = _BoundedReader(_ArchiveIO(self._read_blocking, size), _BUFFER)
-        file.most = max(self._memory // _MEMORY_OF_INDEX, _END)  # zipfile reads the index in one piece
-        try:
-            found = zipfile.ZipFile(file)
-        except _TooLong as exc:
-            raise self._too_large(f"{exc} bytes") from None
-        file.most = None
-        self._room = self._memory - _MEMORY_OF_INDEX * (size - found.start_dir)
-        for info in found.infolist():
-            if not (info.flag_bits & _UTF_8 or info.filename.isascii()):
-                _read_as_utf8(found, info)
-            name = info.filename.rstrip("/")
-            if {"", ".", ".."}.isdisjoint(name.split("/")):  # other names are not valid keys
-                self._add(name, info.is_dir())
-        offsets = {info.header_offset for info in found.infolist() if 0 <= info.header_offset < found.start_dir}
-        self._starts = sorted({0, found.start_dir, *offsets, size})
-        return found
+    def _read_index(self, size: int) -> dict[str, zipfile.ZipInfo]:
+        most = max(self._memory // _MEMORY_OF_INDEX, _END)
 
-    def _too_large(self, what: str) -> ReadError:
-        rule = f"its index, of {what}, would take more than {self._memory} bytes of memory (-o memory_limit=)"
-        return ReadError(self._archive, rule)
+        def read(offset: int, length: int) -> bytes:
+            if length > most:  # zipfile reads the index in one piece
+                rule = f"would take more than {self._memory} bytes of memory (-o memory_limit=)"
+                raise ReadError(self._archive, f"its index, of {length} bytes, {rule}")
+            return bytes(trio.from_thread.run(self._read, offset, length, 0, size))
 
-    def _add(self, name: str, directory: bool) -> None:
-        if directory:
-            self._directory(name)
-        while name:
-            parent, _, last = name.rpartition("/")
-            known = parent in self._directories
-            self._directory(parent).add(last)
-            if known:
-                return
-            name = parent
+        archive = zipfile.ZipFile(cast(IO[bytes], _ArchiveFile(read, size)))
+        members = {}
+        for info in archive.infolist():
+            name = _name(info)
+            if {"", ".", ".."}.isdisjoint(name.rstrip("/").split("/")):  # other names are not valid keys
+                members[name] = info
+        offsets = {info.header_offset for info in archive.infolist() if 0 <= info.header_offset < archive.start_dir}
+        self._starts = sorted({0, archive.start_dir, *offsets, size})
+        self._names = sorted(members)
+        return members
 
-    def _directory(self, name: str) -> set[str]:
-        """Return the names in a directory; make it if it is new. Raise ReadError if there is no memory for it."""
-        found = self._directories.get(name)
-        if found is None:
-            self._room -= _MEMORY_OF_DIRECTORY + len(name)
-            if self._room < 0:
-                raise self._too_large("deep directories")
-            found = self._directories[name] = set()
-        return found
+    def _is_directory(self, path: str) -> bool:
+        at = bisect.bisect_left(self._names, f"{path}/")
+        return not path or (at < len(self._names) and self._names[at].startswith(f"{path}/"))
+
+    def _children(self, path: str) -> Iterator[str]:
+        """Yield the names in a directory; one may come twice, as a file and as a directory."""
+        prefix = f"{path}/" if path else ""
+        at = bisect.bisect_left(self._names, prefix)
+        while at < len(self._names) and self._names[at].startswith(prefix):
+            name, slash, _ = self._names[at][len(prefix) :].partition("/")
+            if name:
+                yield name
+            # "0" follows "/" in the order of characters
+            at = bisect.bisect_left(self._names, f"{prefix}{name}0", at) if name and slash else at + 1
 
     async def _member(self, path: str) -> zipfile.ZipInfo:
         try:
-            return (await self._open()).getinfo(path)
+            return (await self._open())[path]
         except KeyError:
             raise TargetMissing(self.shown(path), "not found") from None
 
     # -- bytes
+
+    async def _begin(self, path: str, info: zipfile.ZipInfo) -> int:
+        """Return the offset of the compressed bytes of a member, all of which lie before the next one."""
+        at = info.header_offset
+        if not 0 <= at < self._starts[-1]:
+            raise self._bad(path, f"its header is at byte {at}, outside the file")
+        expected = info.orig_filename.encode("utf-8" if info.flag_bits & _UTF_8 else "cp437")
+        high = self._extent(at)[1]
+        header = bytes(await self._read_part(at, min(_LOCAL_HEADER + len(expected), high - at)))
+        if header[:4] != b"PK\x03\x04" or header[_LOCAL_HEADER:] != expected:
+            raise self._bad(path, "no header of the member where the index says")
+        name, extra = struct.unpack_from("<HH", header, 26)
+        begin: int = at + _LOCAL_HEADER + name + extra
+        size = info.file_size if info.compress_type == zipfile.ZIP_STORED else info.compress_size
+        if begin + size > high:
+            raise self._bad(path, "the member is longer than its place")
+        return begin
 
     def _extent(self, offset: int) -> tuple[int, int]:
         """Return the extent of the member, or other part of the archive, that contains the byte `offset`."""
         at = bisect.bisect_right(self._starts, offset)
         return self._starts[at - 1], self._starts[at]
 
-    def _header_at(self, path: str, info: zipfile.ZipInfo) -> int:
-        at = info.header_offset
-        if not 0 <= at < self._starts[-1]:
-            raise ReadError(self.shown(path), f"bad zip file: its header is at byte {at}, outside the file")
-        return at
+    async def _read_part(self, offset: int, length: int) -> Buffer:
+        return await self._read(offset, length, *self._extent(offset))
 
-    def _read_blocking(self, offset: int, length: int) -> Buffer:
-        """Read up to `length` bytes within one extent, for zipfile in a worker thread."""
-        low, high = self._extent(offset)
-        length = min(length, high - offset)
-        return trio.from_thread.run(self._read, offset, length, low, high)
-
-    async def _stored(self, path: str, info: zipfile.ZipInfo, start: int, stop: int) -> Buffer:
-        at = self._header_at(path, info)
-        low, high = self._extent(at)
-        expected = info.orig_filename.encode("utf-8" if info.flag_bits & _UTF_8 else "cp437")
-        header = bytes(await self._read(at, min(_LOCAL_HEADER + len(expected), high - at), low, high))
-        if header[:4] != b"PK\x03\x04" or header[_LOCAL_HEADER:] != expected:
-            raise ReadError(self.shown(path), "bad zip file: no header of the member where the index says")
-        name, extra = struct.unpack_from("<HH", header, 26)
-        begin = at + _LOCAL_HEADER + name + extra
-        if begin + info.file_size > high:
-            raise ReadError(self.shown(path), "bad zip file: the member is longer than its place")
-        data = await self._read(begin + start, stop - start, low, high)
-        if stop - start == info.file_size and zlib.crc32(data) != info.CRC:
-            raise ReadError(self.shown(path), "bad zip file: wrong checksum")
-        return data
-
-    async def _decompressed(self, path: str, start: int, stop: int) -> bytes:
+    async def _inflated(self, path: str, info: zipfile.ZipInfo, begin: int, start: int, stop: int) -> bytes:
         """Decompress a range, after those shortly before it: the read-ahead of a reader requests several at a time."""
-        archive, turn = await self._open(), self._turns.setdefault(path, trio.Lock())
+        turn = self._turns.setdefault(path, trio.Lock())
         self._wanted.append((path, start))
         try:
             while True:
                 async with turn:  # in the order of the requests; one that is too early goes to the end of the queue
-                    if not any(one == path and 0 < start - other <= _WINDOW for one, other in self._wanted):
-                        return await self._go_on(archive, path, start, stop)
+                    if any(one == path and 0 < start - other <= _WINDOW for one, other in self._wanted):
+                        continue
+                    before = [one for one in self._idle if one.path == path and one.at <= start]
+                    nearest = max(before, key=lambda one: one.at, default=None)
+                    if nearest is not None:
+                        self._idle.remove(nearest)
+                    inflater = nearest or _Inflater(path)
+                    data = await self._thread(path, self._inflate, inflater, info, begin, start, stop)
+                    self._idle = [*self._idle, inflater][-_IDLE:]
+                    return data
         finally:
             self._wanted.remove((path, start))
 
-    async def _go_on(self, archive: zipfile.ZipFile, path: str, start: int, stop: int) -> bytes:
-        """Read a range from the open file that is nearest before it, or from a new one."""
-        nearest = max((at for one, at in self._idle if one == path and at <= start), default=-1)
-        present = self._idle.pop((path, nearest), None)
-
-        def read() -> tuple[IO[bytes], bytes]:
-            file = present or archive.open(path)
-            try:
-                file.seek(start)
-                return file, file.read(stop - start)
-            except BaseException:
-                file.close()
-                raise
-
-        self._idle[path, stop], data = await self._thread(path, read)
-        while len(self._idle) > _IDLE:
-            self._idle.pop(next(iter(self._idle))).close()
-        return data
+    def _inflate(self, one: _Inflater, info: zipfile.ZipInfo, begin: int, start: int, stop: int) -> bytes:
+        found = bytearray()
+        while one.at < stop:
+            if not one.rest and one.used < info.compress_size:
+                length = min(_STEP, info.compress_size - one.used)
+                one.rest = bytes(trio.from_thread.run(self._read_part, begin + one.used, length))
+                one.used += length
+            data = one.stream.decompress(one.rest, min(_STEP, stop - one.at))
+            one.rest = one.stream.unconsumed_tail
+            if not data and not one.rest and one.used == info.compress_size:
+                raise EOFError("a member ends too early")
+            one.crc = zlib.crc32(data, one.crc)
+            found += data[max(start - one.at, 0) :]
+            one.at += len(data)
+        if one.at == info.file_size and one.crc != info.CRC:
+            raise zipfile.BadZipFile("wrong checksum")
+        return bytes(found)
 
     async def _thread(self, path: str, function: Callable[..., T], *args: Any) -> T:
         try:
             return await trio.to_thread.run_sync(function, *args, limiter=self._threads)
         except _BAD as exc:
-            where = self.shown(path) if path else self._archive
-            raise ReadError(where, f"bad zip file: {exc}") from exc
+            raise self._bad(path, str(exc)) from exc
+
+    def _bad(self, path: str, rule: str) -> ReadError:
+        return ReadError(self.shown(path) if path else self._archive, f"bad zip file: {rule}")
 
 
-def _read_as_utf8(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
-    """Decode the name of a member as UTF-8 if that is possible, because Info-ZIP writes UTF-8 without the flag."""
-    with contextlib.suppress(UnicodeError):
-        name = info.filename.encode("cp437").decode()
-        archive.NameToInfo.pop(info.filename, None)
-        info.filename = name
-        archive.NameToInfo[name] = info
+def _name(info: zipfile.ZipInfo) -> str:
+    """Return the name of a member, as UTF-8 if that is possible, because Info-ZIP writes UTF-8 without the flag."""
+    name = info.filename
+    if not (info.flag_bits & _UTF_8 or name.isascii()):
+        with contextlib.suppress(UnicodeError):
+            name = name.encode("cp437").decode()
+    return f"{name.rstrip('/')}/" if name.endswith("/") else name
 
 
 def _mtime_ns(info: zipfile.ZipInfo) -> int | None:
@@ -265,50 +262,26 @@ def _mtime_ns(info: zipfile.ZipInfo) -> int | None:
         return None
 
 
-class _TooLong(Exception):
-    """A read of more bytes than a _BoundedReader allows; str() is their number."""
+class _ArchiveFile:
+    """The file object from which zipfile reads the index."""
 
-
-class _BoundedReader(io.BufferedReader):
-    """A file that refuses to read more than `most` bytes in one call."""
-
-    most: int | None = None
-
-    def read(self, size: int | None = -1) -> bytes:
-        """Read as io.BufferedReader does. Raise _TooLong before anything is read or allocated."""
-        if self.most is not None and size is not None and size > self.most:
-            raise _TooLong(size)
-        return super().read(size)
-
-
-class _ArchiveIO(io.RawIOBase):
-    """The file object that zipfile reads from, in a worker thread."""
-
-    def __init__(self, read: Callable[[int, int], Buffer], size: int) -> None:
-        super().__init__()
+    def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
         self._read, self._size, self._at = read, size, 0
-
-    def readable(self) -> bool:
-        return True
 
     def seekable(self) -> bool:
         return True
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        base = (0, self._at, self._size)[whence]
-        if base + offset < 0:
+        self._at = (0, self._at, self._size)[whence] + offset
+        if self._at < 0:
             raise OSError("before the beginning")
-        self._at = base + offset
         return self._at
 
     def tell(self) -> int:
         return self._at
 
-    def readinto(self, buffer: Any) -> int:
-        length = min(len(buffer), self._size - self._at)
-        if length <= 0:
-            return 0
-        data = self._read(self._at, length)
-        buffer[: len(data)] = data
+    def read(self, size: int = -1) -> bytes:
+        left = max(self._size - self._at, 0)
+        data = self._read(self._at, size if 0 <= size <= left else left) if left and size else b""
         self._at += len(data)
-        return len(data)
+        return data
