@@ -83,17 +83,6 @@ def test_a_damaged_chunk_is_eio_on_its_own_pages_only(tmp_path: Path) -> None:
     assert "4.0" in log_of(tmp_path / "mnt")
 
 
-def test_arrays_that_are_left_out_are_reported(tmp_path: Path) -> None:
-    large(tmp_path / "x.zarr")
-    document = json.loads((tmp_path / "x.zarr/x/.zarray").read_text())
-    (tmp_path / "x.zarr/y").mkdir()
-    (tmp_path / "x.zarr/y/.zarray").write_text(json.dumps({**document, "dtype": "|O"}))
-    with mounted(tmp_path / "x.zarr", tmp_path / "mnt", "view=arrays") as mountpoint:
-        assert sorted(os.listdir(mountpoint)) == ["x.json", "x.npy"]
-        assert "dtype" in json.loads(os.getxattr(mountpoint, "user.zarrfs.left_out"))["y"]
-    assert "left out" in log_of(tmp_path / "mnt")
-
-
 def test_a_changed_chunk_is_seen_when_the_file_is_opened_again(tmp_path: Path) -> None:
     items = large(tmp_path / "x.zarr")
     with mounted(tmp_path / "x.zarr", tmp_path / "mnt", "view=arrays") as mountpoint:

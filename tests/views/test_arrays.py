@@ -20,7 +20,6 @@ from trio.testing import MockClock
 from tests.store.contract import StoreContract, Tree, listed
 from tests.views.arraystores import view_of, with_view
 from zarrfs.errors import NotFound, TargetChanged
-from zarrfs.store.directory import FileSystemStore
 from zarrfs.views.arrays import ArraysView
 
 
@@ -125,25 +124,6 @@ def test_files_whose_names_clash_or_are_too_long_are_left_out_with_a_reason(tmp_
     with_view(tmp_path, check)
 
 
-def test_a_listing_is_sorted_and_resumes_after_any_name(tmp_path: Path) -> None:
-    """File names sort differently from array names: "a" < "a b", but "a b.json" < "a.json"."""
-    group = zarr.create_group(tmp_path, zarr_format=3, attributes={"title": "x"})
-    for name in ("a", "a b", "a-b", "attributes", "b", "b!", *(f"a {number}" for number in range(40))):
-        small(group, name)
-
-    async def main() -> None:
-        view = ArraysView(FileSystemStore(str(tmp_path)), 1 << 20)
-        found = await names(view)
-        assert len(found) == 46 * 2 + 1  # and .attributes.json of the group
-        assert found == sorted(set(found))
-        for at, name in enumerate(found):
-            assert [info.name async for info in view.list_dir("", name)] == found[at + 1 :]
-        assert [info.name async for info in view.list_dir("", "a c")] == [name for name in found if name > "a c"]
-        await view.aclose()
-
-    trio.run(main)
-
-
 def test_arrays_no_file_can_represent_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = zarr.open_group(tmp_path, mode="w", zarr_format=2)
     small(root, "good")
@@ -165,17 +145,6 @@ def test_arrays_no_file_can_represent_are_left_out(tmp_path: Path, caplog: pytes
 
     with_view(tmp_path, check)
     assert len([record for record in caplog.records if "left out" in record.message]) == 3
-
-
-def test_an_array_at_the_root_of_its_store_is_named_array(tmp_path: Path) -> None:
-    array = zarr.create_array(tmp_path, shape=(5,), chunks=(2,), dtype="u1", fill_value=0)
-    array[:] = np.arange(5)
-
-    async def check(view: ArraysView) -> None:
-        assert await names(view) == ["array.json", "array.npy"]
-        assert bytes(await view.get("array.npy")) == npy(5)
-
-    with_view(tmp_path, check)
 
 
 @pytest.mark.parametrize(

@@ -82,25 +82,3 @@ def test_a_chunk_that_the_server_refuses_is_not_the_fill_value(tmp_path: Path, f
         assert bytes(await items_of(view, 5 * size, 4)) == b"\x07\0\0\0"
 
     with_set(tmp_path, faulty, check, compressed=True)
-
-
-def test_a_document_that_the_server_refuses_leaves_the_others_listed(tmp_path: Path, faulty: Faulty) -> None:
-    small = {"zarr_format": 2, "shape": [2], "chunks": [2], "dtype": "|u1", "fill_value": 7, "order": "C"}
-    text = json.dumps(small | {"compressor": None, "filters": None})
-    refs = {"x/.zarray": text, "y/.zarray": [faulty.put("/y", text.encode(), forever=403)]}
-    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": {".zgroup": '{"zarr_format": 2}', **refs}}))
-
-    async def main() -> None:
-        view = open_source(str(tmp_path / "refs.json"), Options(view="arrays", retries=0))
-        found = {info.name: info async for info in view.list_dir("")}
-        assert list(found) == ["x.json", "x.npy", "y", "y.json", "y.npy"]
-        assert found["y.npy"].unreadable
-        assert bytes(await view.get("x.npy"))[-2:] == b"\7\7"
-        with pytest.raises(ReadError, match="403"):
-            await view.info("y.npy")
-        faulty.put("/y", text.encode())
-        assert [info.name async for info in view.list_dir("")] == ["x.json", "x.npy", "y.json", "y.npy"]
-        assert bytes(await view.get("y.npy"))[-2:] == b"\7\7"
-        await view.aclose()
-
-    trio.run(main)

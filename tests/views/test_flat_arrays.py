@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import io
-import json
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +14,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.sources.opening import open_source
 from tests.views.arraystores import Array, Shape, flat_bytes, items_of, read_array, shapes, with_view, write
-from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
 from zarrfs.metrics.counters import COUNTS, counters
 from zarrfs.store.api import Value
@@ -58,7 +53,7 @@ def test_any_range_of_any_array_has_the_right_bytes(how: Shape, ranges: list[tup
         with_view(Path(directory), check, budget=budget)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(shapes(3), st.integers(1, 700), st.sampled_from([64, 500, 1 << 20]))
 def test_a_scan_in_steps_of_any_size_reads_the_whole_array(how: Shape, step: int, budget: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
@@ -226,34 +221,3 @@ def test_shards_that_are_links_are_read(tmp_path: Path) -> None:
 
     with_view(tmp_path, check)
     assert (read_array(str(tmp_path), "x") == items).all()
-
-
-@pytest.mark.parametrize("how", ["plain", "shards"])
-def test_links_in_place_of_chunks_in_an_archive_are_followed(tmp_path: Path, how: str) -> None:
-    items = np.array([7, 9, 7, 9], "u1")
-    more: dict[str, Any] = {"shards": (2,)} if how == "shards" else {}
-    array = zarr.create_array(
-        str(tmp_path / "z"), shape=(4,), chunks=(1 if more else 2,), dtype="u1", zarr_format=3 if more else 2,
-        compressors=None, **more,
-    )  # fmt: skip
-    array[:2] = items[:2]
-    archive: list[dict[str, object]] = []
-    for path in sorted((tmp_path / "z").rglob("*")):
-        name = path.relative_to(tmp_path / "z").as_posix()
-        if path.is_dir():
-            archive.append({"path": name, "mode": 0o40755})
-            continue
-        data = base64.b64encode(path.read_bytes()).decode()
-        archive.append({"path": name, "mode": 0o100644, "encoding": "base64", "data": data})
-    archive.append({"path": "c/1" if more else "1", "mode": 0o120777, "data": "0"})
-    (tmp_path / "archive.json").write_text(json.dumps(archive))
-    assert read_array(tmp_path / "archive.json").tolist() == items.tolist()
-
-    async def main() -> None:
-        view = open_source(str(tmp_path / "archive.json"), Options(view="arrays"))
-        try:
-            assert bytes(await items_of(view, name="array.npy")) == items.tobytes()
-        finally:
-            await view.aclose()
-
-    trio.run(main)

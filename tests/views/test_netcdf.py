@@ -25,13 +25,12 @@ from trio.testing import MockClock
 from tests.conftest import DATA
 from tests.sources.opening import open_source
 from tests.views.arraystores import Shape, shapes, write
-from tests.views.netcdfviews import build_here, converted, netcdf_view
-from tests.views.viewstores import GROUP_2, indexed, v2
+from tests.views.netcdfviews import converted, netcdf_view
 from tests.zarrsamples import DRAFT, SAMPLES, STORES
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError, UsageError
 from zarrfs.views.hierarchy import Node
-from zarrfs.views.netcdf import NetCDFView, name_of
+from zarrfs.views.netcdf import name_of
 from zarrfs.views.netcdf_header import write as write_header
 from zarrfs.views.netcdf_model import describe
 from zarrfs.zarr.documents import parse_document
@@ -284,23 +283,6 @@ def test_the_file_is_named_after_the_source() -> None:
     assert name_of("s3://bucket/air.json.zst") == "air"
     assert name_of("https://host/a/refs.parq/?key=1") == "refs"
     assert name_of("/") == "data"
-
-
-def test_groups_behind_the_links_of_an_archive_are_shown(tmp_path: Path) -> None:
-    tree = {".zgroup": GROUP_2, "run7/.zgroup": GROUP_2, "run7/v/.zarray": v2(shape=[2], chunks=[2])}
-    tree["run7/v/0"] = np.array([7, 8], "<i4").tobytes()
-    store = indexed(tmp_path, tree, {"latest": "run7", "run7/up": ".."})
-
-    async def main() -> None:
-        view = NetCDFView(store, "x", 1 << 20, build=build_here)
-        (tmp_path / "x.nc").write_bytes(await view.get("x.nc"))
-        assert await view.left_out("") == {}
-        await view.aclose()
-
-    trio.run(main)
-    with h5py.File(tmp_path / "x.nc") as file:
-        assert file["latest/v"][()].tolist() == file["run7/v"][()].tolist() == [7, 8]
-        assert "up" not in file["run7"]
 
 
 @pytest.mark.parametrize("store", sorted({*STORES, *(one.store for one in DRAFT)}), ids=lambda store: store.name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +18,7 @@ from tests.sources.zarrstores import tree_of
 from tests.store.contract import Tree, keys, listed
 from tests.views.viewstores import GROUP_2, indexed, v0, v1, v2, v3, viewed, written
 from zarrfs.errors import NotFound, ReadError, TargetChanged
-from zarrfs.store.api import Info, Kind, Value
+from zarrfs.store.api import Info, Value
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.values import BytesValue
 from zarrfs.views.translated import TranslatedView
@@ -160,18 +159,16 @@ def test_a_changed_document_of_a_store_without_times_is_noticed(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("change", ["type", "nested", "removed", *EVICTED])
-@pytest.mark.parametrize("version", [2, 3])
 def test_chunks_of_an_array_without_chunks_at_first_are_never_those_of_another_array(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: Literal[2, 3], change: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     """A document without dimension_separator does not tell whether chunks are nested."""
     monkeypatch.setattr("zarrfs.views.hierarchy._KNOWN", 3)
     base = written(tmp_path, {".zgroup": GROUP_2, **{f"{name}/.zarray": v2() for name in "abcdef"}})
 
     async def main() -> None:
-        view = TranslatedView(FileSystemStore(str(base)), version)
-        shown = "zarr.json" if version == 3 else ".zarray"
-        assert await document(view, f"a/{shown}")
+        view = TranslatedView(FileSystemStore(str(base)), 3)
+        assert await document(view, "a/zarr.json")
         with pytest.raises(NotFound):
             await view.get("a/0.0")
         if change == "nested":
@@ -190,18 +187,18 @@ def test_chunks_of_an_array_without_chunks_at_first_are_never_those_of_another_a
         for _ in range(3):
             await trio.sleep(1.1)
             for name in "bcdef" if change.startswith("evicted") else "":
-                assert await document(view, f"{name}/{shown}")
+                assert await document(view, f"{name}/zarr.json")
             with pytest.raises(TargetChanged, match="a has changed"):
                 await view.get("a/0.0")
         if change in EVICTED:
             with pytest.raises(ReadError, match="has changed: zarrfs refresh"):
-                await view.get(f"a/{shown}")
+                await view.get("a/zarr.json")
         await view.aclose()
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-@pytest.mark.parametrize("change", ["link", "mode", "time", "attribute", "other writer"])
+@pytest.mark.parametrize("change", ["mode", "attribute", "other writer"])
 @pytest.mark.parametrize("name", ["zarr.json", ".zarray"])
 def test_chunks_stay_readable_when_a_document_changes_in_nothing_but_attributes(
     tmp_path: Path, name: str, change: str
@@ -214,12 +211,8 @@ def test_chunks_stay_readable_when_a_document_changes_in_nothing_but_attributes(
     async def main() -> None:
         view = TranslatedView(FileSystemStore(str(base)), 3)
         assert bytes(await view.get(f"a/{chunk}")) == b"1"
-        if change == "link":
-            os.link(source, tmp_path / "elsewhere")
-        elif change == "mode":
+        if change == "mode":
             source.chmod(0o600)
-        elif change == "time":
-            os.utime(source, ns=(5, 5))
         else:
             more = {"attributes": {"w": 1}} if change == "attribute" and name == "zarr.json" else {}
             source.write_text(json.dumps(json.loads(make(**more)), indent=3))
@@ -306,13 +299,14 @@ def test_links_appear_as_files_and_never_leave_the_source(tmp_path: Path) -> Non
 
 def test_nodes_below_a_link_to_a_group_in_an_archive_are_found(tmp_path: Path) -> None:
     tree = {"g/.zgroup": GROUP_2, "g/h/a/.zarray": v2(), "g/h/a/0.0": b"y"}
+    links = {"l": "g", "g/m": "h", "g/up": "..", "g/h/a/0.1": "0.0"}
 
     async def main() -> None:
-        view = TranslatedView(indexed(tmp_path, tree, {"l": "g", "g/m": "h", "g/up": ".."}), 2)
+        view = TranslatedView(indexed(tmp_path, tree, links), 2)
         for group in ("g/h", "g/m", "l/h", "l/m", "g/up/l/m"):
             assert [info.name for info in await listed(view, group)] == [".zgroup", "a"]
             assert (await document(view, f"{group}/a/.zarray"))["shape"] == [20, 20]
-            assert bytes(await view.get(f"{group}/a/0.0")) == b"y"
+            assert bytes(await view.get(f"{group}/a/0.0")) == bytes(await view.get(f"{group}/a/0.1")) == b"y"
         with pytest.raises(NotFound):
             await view.info("l/nothing")
         assert [info.name for info in await listed(view, "g")] == [".zgroup", "h", "m"]
@@ -321,38 +315,23 @@ def test_nodes_below_a_link_to_a_group_in_an_archive_are_found(tmp_path: Path) -
     trio.run(main)
 
 
-def test_a_link_that_leads_nowhere_is_the_same_below_another_link(tmp_path: Path) -> None:
-    tree = {"g/.zgroup": GROUP_2, "g/a/.zarray": v2(), "g/a/0.0": b"y"}
-
-    async def main() -> None:
-        view = TranslatedView(indexed(tmp_path, tree, {"l": "g", "g/bad": "nowhere", "g/a/0.1": "nowhere"}), 3)
-        for group in ("g", "l"):
-            for key in (f"{group}/bad", f"{group}/a"):
-                assert (await view.info(key)).kind is Kind.DIRECTORY
-            for key in (f"{group}/bad/zarr.json", f"{group}/a/0.1"):
-                assert (await view.info(key)).unreadable
-                with pytest.raises(ReadError, match="nowhere"):
-                    await view.get(key)
-        await view.aclose()
-
-    trio.run(main)
-
-
-@pytest.mark.parametrize("target", ["nowhere", "x", "/etc", "../../outside", "x" * 300])
+@pytest.mark.parametrize("target", ["nowhere", "x", "../../outside"])
 def test_links_in_an_archive_without_a_target_in_the_source_are_errors(tmp_path: Path, target: str) -> None:
     """Chunks below such a link are not absent."""
     tree = {".zgroup": GROUP_2, "good/.zarray": v2(), "good/0.0": b"y", "y/0.0": b"z"}
     tree |= {"nested/.zarray": v2(dimension_separator="/"), "nested/0/0": b"y"}
     links, name = {"x": target, "y/.zarray": target, ".x": target, "nested/1": target}, ".zarray"
+    links |= {"good/0.1": target, "l": "nested"}
 
     async def main() -> None:
         view = TranslatedView(indexed(tmp_path, tree, links), 2)
-        with pytest.raises(ReadError):
-            await view.get("nested/1/0")
+        for key in ("nested/1/0", "l/1/0", "good/0.1"):
+            with pytest.raises(ReadError):
+                await view.get(key)
         with pytest.raises(NotFound):
             await view.get("nested/0/1")
         names = [info.name for info in await listed(view, "")]
-        assert [found for found in names if not found.startswith((".z", "zarr"))] == ["good", "nested", "x", "y"]
+        assert [found for found in names if not found.startswith((".z", "zarr"))] == ["good", "l", "nested", "x", "y"]
         for path in ("x", "y"):
             assert [info.name for info in await listed(view, path)] == [name]
             with pytest.raises(ReadError, match="leads nowhere, or out of the source"):
@@ -393,20 +372,3 @@ def test_a_node_with_the_name_of_a_document_is_left_out(tmp_path: Path) -> None:
 
     on_view(tmp_path, tree, 3, as_v3)
     on_view(tmp_path, tree, 2, as_v2)
-
-
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="json writes them")
-@pytest.mark.parametrize("version", [2, 3])
-def test_attributes_nested_too_deeply_to_write_leave_out_their_node_alone(
-    tmp_path: Path, version: Literal[2, 3]
-) -> None:
-    deep = b'{"a": ' + b"[" * 900 + b"NaN" + b"]" * 900 + b"}"
-    tree = {".zgroup": GROUP_2, "bad/.zgroup": GROUP_2, "bad/.zattrs": deep, "good/.zarray": v2(), "good/0.0": b"y"}
-
-    async def check(view: TranslatedView) -> None:
-        assert "good" in [info.name for info in await listed(view, "")]
-        assert await listed(view, "bad") == []
-        assert "too deep" in (await view.left_out("bad"))["bad"]
-        assert bytes(await view.get("good/0.0")) == b"y"
-
-    on_view(tmp_path, tree, version, check)
