@@ -137,6 +137,10 @@ def test_the_least_recently_used_block_is_evicted_first() -> None:
         assert source.started == before
         await cache.get("b", 10, source.fetch)
         assert source.started == before + 1
+        cache.drop(lambda key: key == "b")
+        assert cache.kept == 20
+        cache.resize(10)
+        assert cache.kept == 10
 
     run(check)
 
@@ -169,20 +173,9 @@ def test_a_block_larger_than_everything_is_fetched_alone() -> None:
             small.gate.set()
         assert small.ended == 1
         assert cache.kept == 10
-
-    run(check)
-
-
-def test_drop_and_resize_evict_blocks() -> None:
-    async def check() -> None:
-        cache, source = BlockCache(50), Source()
-        source.gate.set()
-        for key in range(5):
-            await cache.get(key, 10, source.fetch)
-        cache.drop(lambda key: key == 2)
-        assert cache.kept == 40
-        cache.resize(20)
-        assert cache.kept == 20
+        for _ in range(2):  # kept until another one comes: its memory was needed anyway
+            await cache.get("large", 100, large.fetch)
+        assert (large.started, cache.kept) == (2, 100)
 
     run(check)
 
@@ -219,7 +212,7 @@ def test_bytes_kept_and_expected_stay_within_the_bound(limit: int, wanted: list[
             for key, leaves in wanted:
                 nursery.start_soon(read, key, leaves)
         await trio.testing.wait_all_tasks_blocked()
-        assert cache.kept <= limit
+        assert cache.kept <= limit or sum(map(cache.has, range(9))) == 1
         assert cache.expected == 0
 
     run(check)

@@ -7,13 +7,13 @@ evicted before all others.
 from __future__ import annotations
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Sequence, Sized
 from typing import Generic, TypeVar
 
 import trio
 
 from zarrfs.concurrency.budget import MemoryBudget
-from zarrfs.concurrency.lru import SizedLRU
 from zarrfs.concurrency.tasks import in_background
 from zarrfs.metrics.counters import CACHES, COUNTS
 
@@ -69,8 +69,8 @@ class BlockCache(Generic[V]):
 
     A fetch runs in a task of its own: cancelling a reader does not affect the others, and the fetch is cancelled when
     no reader waits any more. A fetch waits until its bytes fit beside those of other fetches; one that is larger than
-    `max_bytes` runs alone. A failure is raised in all waiting readers and not cached; but if a fetch that ahead()
-    has begun fails, the readers that joined it share another one.
+    `max_bytes` runs alone, and its block is kept until another one comes. A failure is raised in all waiting readers
+    and not cached; but if a fetch that ahead() has begun fails, the readers that joined it share another one.
 
     While a server is out, fetches from it reserve no bytes, so that they do not delay reads from other servers. When
     it answers again, up to 128 MiB of them may arrive beyond `max_bytes`.
@@ -85,7 +85,8 @@ class BlockCache(Generic[V]):
         `is_out`: whether a server answers no requests now. Call suspend() when that begins.
         """
         self.max_bytes, self._is_paid, self._is_out = max_bytes, is_paid, is_out
-        self._blocks: SizedLRU[Hashable, V] = SizedLRU(len)
+        self._blocks: OrderedDict[Hashable, V] = OrderedDict()  # the least recently used one first
+        self.kept = 0  # bytes of all cached blocks
         self._fetches: dict[Hashable, _Fetch[V]] = {}
         self._unused: dict[Hashable, int] = {}  # bytes of blocks fetched ahead and not read yet
         self._unused_bytes = 0
@@ -95,8 +96,9 @@ class BlockCache(Generic[V]):
 
     def peek(self, key: Hashable) -> V | None:
         """Return the block `key` if it is cached, and count a hit."""
-        block = self._blocks.use(key)
+        block = self._blocks.get(key)
         if block is not None:
+            self._blocks.move_to_end(key)
             COUNTS["memory_hits_total"] += 1
             self._note_use(key)
         return block
@@ -108,8 +110,9 @@ class BlockCache(Generic[V]):
     async def get(self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], server: str = "") -> V:
         """Return the block `key`: cached, being fetched, or fetched now by `fetch`, which returns about `size` bytes.
 
-        `server`: the server that `fetch` reads from. The block is shared: nobody may change it. Raise what `fetch`
-        raises.
+        Pass `size` 0 for a block that another fetch waits for: it must not wait for bytes that the other one has
+        reserved. `server`: the server that `fetch` reads from. The block is shared: nobody may change it. Raise what
+        `fetch` raises.
         """
         block = self.peek(key)
         if block is not None:
@@ -157,7 +160,7 @@ class BlockCache(Generic[V]):
 
         def leave() -> None:
             if key in self._unused:
-                self._blocks.age(key)
+                self.retire(key)
             if (found := known()) is not None:
                 self._leave(found)
 
@@ -171,9 +174,15 @@ class BlockCache(Generic[V]):
 
     def discard(self, key: Hashable) -> None:
         """Forget the block `key` if it is kept."""
-        if key in self._blocks:
-            self._blocks.drop(key)
+        block = self._blocks.pop(key, None)
+        if block is not None:
+            self.kept -= len(block)
             self._note_use(key)
+
+    def retire(self, key: Hashable) -> None:
+        """Make the block `key` the first to be evicted, if it is kept."""
+        if key in self._blocks:
+            self._blocks.move_to_end(key, last=False)
 
     def drop(self, wanted: Callable[[Hashable], bool]) -> None:
         """Forget the kept blocks whose key is `wanted`."""
@@ -211,11 +220,6 @@ class BlockCache(Generic[V]):
             self._expected.give(size)
 
     @property
-    def kept(self) -> int:
-        """The bytes of all cached blocks."""
-        return self._blocks.bytes
-
-    @property
     def expected(self) -> int:
         """The bytes reserved for fetches."""
         return self._expected.held
@@ -249,7 +253,7 @@ class BlockCache(Generic[V]):
 
     async def _admit(self, fetch: _Fetch[V]) -> None:
         """Wait until the bytes of a fetch fit, and reserve them; if its server is out, do neither."""
-        if not self._is_out(fetch.server):
+        if fetch.size and not self._is_out(fetch.server):
             await self._expected.take(fetch.size)
             self._reserved[fetch] = fetch.server, fetch.size
             if self._is_out(fetch.server):  # it has gone out during the wait
@@ -297,9 +301,10 @@ class BlockCache(Generic[V]):
 
     def _keep(self, key: Hashable, block: V) -> None:
         if key not in self._blocks:  # otherwise a cancelled fetch has completed all the same
-            self._blocks.put(key, block)
+            self._blocks[key] = block
+            self.kept += len(block)
             self._evict()
 
     def _evict(self) -> None:
-        while self._blocks and self._blocks.bytes + self._expected.held > self.max_bytes:
+        while len(self._blocks) > 1 and self.kept + self._expected.held > self.max_bytes:
             self.discard(next(iter(self._blocks)))

@@ -120,7 +120,7 @@ class Chunks:
 
     def coming(self, number: int) -> bool:
         """Return whether the chunk is cached or being decoded."""
-        return self._cache.coming(self.id(number))
+        return self._cache.has(self.id(number))
 
     async def get(self, number: int) -> Array | None:
         """Return the chunk in full chunk shape; None if missing. Raise ReadError if it cannot be read or decoded."""
@@ -141,7 +141,7 @@ class Chunks:
             shard = await _ask(key, self._store.info, key, False)
             if shard is not None and (self._store.immutable or self._version_in(shard) == found.version):
                 return StoredAt(key, shard, *run)
-            self._cache.drop((self._token, key), found)
+            self._cache.discard((self._token, key))
         raise ReadError(key, _CHANGES)
 
     async def load(self, number: int) -> Decoded:
@@ -211,7 +211,7 @@ class Chunks:
 
     def _check_room(self, key: str, size: int) -> None:
         """Raise ReadError for a chunk, or an index, of `size` bytes that does not fit in memory."""
-        if size > max(self._cache.budget, quarter()) + KEPT:
+        if size > max(self._cache.max_bytes, quarter()) + KEPT:
             raise ReadError(key, f"a chunk of {size} bytes does not fit in memory")
 
     def _version_in(self, info: Info) -> ChunkVersion | None:
@@ -249,7 +249,7 @@ class Chunks:
         if version is not None and version[1] is not None and version == found.version:
             found.checked = now
             return found
-        self._cache.drop(id, found)
+        self._cache.discard(id)
         return None
 
     async def _index_of(self, sharding: Sharding, key: str) -> Decoded:
@@ -280,7 +280,7 @@ class Chunks:
                 if len(data) != run[1]:
                     raise ReadError(key, f"ends before {run[0]} + {run[1]}")
                 return key, found.version, data
-            self._cache.drop((self._token, key), found)
+            self._cache.discard((self._token, key))
         raise ReadError(key, _CHANGES)
 
     async def _range(self, version: Hashable, run: tuple[int, int], value: Value) -> Buffer | None:

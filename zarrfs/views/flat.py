@@ -106,7 +106,7 @@ class FlatArray:
         self._width = math.prod(self.chunks.counts[1:])  # chunks of a band
         row = math.prod(self.chunks.shape[1:]) * math.prod(self.chunks.shape_of_chunk[:1])
         self._band_bytes = max(row * self.chunks.itemsize, 1)
-        self._room = cache.budget // (self.chunks.size_of_chunk + KEPT)  # chunks
+        self._room = cache.max_bytes // (self.chunks.size_of_chunk + KEPT)  # chunks
         self._readers: list[_Reader] = []
         self._warned = self._width <= self._room
 
@@ -234,7 +234,8 @@ class FlatArray:
         if not direct:
             if not self._warned:
                 self._warn()
-            self._cache.retire(map(self.chunks.id, range(end - (bands + 1) * self._width, end - self._width)))
+            for passed in range(end - (bands + 1) * self._width, end - self._width):
+                self._cache.retire(self.chunks.id(passed))
             in_background(self._decode, range(end, min(end + ahead, number)))
         if self._store.remote:
             most = max(ahead, min(_AHEAD_MOST, _AHEAD_BYTES // max(self.chunks.size_of_chunk, 1)))
@@ -248,7 +249,7 @@ class FlatArray:
         band = self._width * self.chunks.size_of_chunk
         log.warning(
             "%s: read in order it takes %d MiB of decoded chunks at once, more than the cache of %d MiB: chunks will "
-            "be decoded again and again", self.chunks.node.path or "/", -(-band >> 20), self._cache.budget >> 20,
+            "be decoded again and again", self.chunks.node.path or "/", -(-band >> 20), self._cache.max_bytes >> 20,
         )  # fmt: skip
 
     async def _decode(self, numbers: Iterable[int]) -> None:
