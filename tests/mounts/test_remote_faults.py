@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import errno
 import hashlib
 import os
@@ -25,7 +24,6 @@ from tests.mounts.test_semantics import error_of
 from tests.servers import Nginx
 
 STALLS = "read_timeout=10s,retries=6"  # for tests in which responses stall
-PATIENCE = "read_timeout=60s,retries=6"
 READERS = Path(__file__).with_name("concurrent_readers.py")
 LARGE = 32 << 20
 SETTLED = 40  # allows for idle threads and connections (at most host_requests=32); hundreds of responses fail
@@ -86,23 +84,6 @@ def check_outcomes(outcomes: list[Outcome], reads: int) -> None:
 
 
 # -- a server that stops and comes back
-
-
-def test_reads_succeed_when_the_server_restarts_meanwhile(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
-    values = cut(publish(nginx.plain.root, "restart.bin", 1 << 20), "v", 64 << 10, gap=0)
-    source = document(tmp_path / "refs.json", {f"{proxy.url}/restart.bin": values})
-    with mounted(source, tmp_path / "mnt", f"{PATIENCE},prefetch=0B") as root:
-        assert read_all(root, whole(values[:1]), 1).right == 1
-        proxy.hold()
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            reading = pool.submit(read_all, root, whole(values[4:12]), 8)
-            assert proxy.held.wait(60)
-            proxy.stop()
-            time.sleep(0.2)  # some attempts find no server
-            proxy.release()
-            proxy.start()
-            outcome = reading.result()
-        assert (outcome.right, outcome.failed) == (8, {})
 
 
 def test_reads_fail_if_the_server_is_down_for_read_timeout(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:

@@ -1,23 +1,18 @@
-"""HTTP proxies for servers with TLS, by CONNECT, and for buckets; proxies that are refused."""
+"""HTTP proxies for servers with TLS, by CONNECT; proxies that are refused."""
 
 from __future__ import annotations
 
-import json
-import os
 import socket
-import subprocess
-from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROGRAM
 from tests.net.test_tls import VALUE, Authority, Server
 from tests.net.test_tls import authority as authority
 from tests.net.test_tls import server as server
 from tests.net.test_weboptions_proxies import Proxy, read
 from tests.net.test_weboptions_proxies import plain as plain
 from tests.net.test_weboptions_proxies import proxy as proxy
-from tests.servers import GCS, free_port
+from tests.servers import free_port
 from tests.servers import gcs as gcs
 from zarrfs.errors import AccessDenied, ReadError
 
@@ -49,16 +44,6 @@ def test_the_error_for_a_proxy_that_is_not_reached_or_silent_names_the_proxy(ser
             read(url, f"http.proxy=http://{at}", "read_timeout=5")
 
 
-def test_buckets_of_google_are_read_through_the_proxy_of_the_environment(
-    gcs: GCS, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gcs.put("through-a-proxy", VALUE)
-    monkeypatch.setenv("http_proxy", proxy.url)
-    options = ["gs.token=anon", f"gs.endpoint_url={gcs.endpoint}"]
-    assert read(f"gs://{gcs.bucket}/through-a-proxy", *options) == VALUE[100:600]
-    assert proxy.requests()
-
-
 def test_reading_buckets_through_socks_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "socks5h://joe:hush@h:1080")
     for url in ("s3://bucket/v", "gs://bucket/v", "az://bucket/v"):
@@ -71,29 +56,3 @@ def test_reading_buckets_through_socks_is_an_error(monkeypatch: pytest.MonkeyPat
             with pytest.raises(ReadError, match=r"(?i)connect") as caught:
                 read("s3://bucket/v", "s3.anon=true", f"s3.endpoint_url=https://127.0.0.1:{port}")
             assert "socks" not in str(caught.value)
-
-
-# -- commands
-
-
-def test_a_mount_with_an_unusable_proxy_fails(tmp_path: Path) -> None:
-    """A variable names the proxy for a remote set, or an option names it for the targets of a local set."""
-    (tmp_path / "mnt").mkdir()
-    local = tmp_path / "refs.json"
-    local.write_text(json.dumps({"version": 1, "refs": {"part": ["https://data.test/value", 0, 5]}}))
-    url = "socks5://joe:hush@h:1080"
-    for source, options, variables, named in (
-        ("https://data.test/refs.json", [], {"HTTPS_PROXY": url}, "$HTTPS_PROXY"),
-        (local, ["-o", f"http.proxy={url}"], {}, "http.proxy"),
-    ):
-        done = subprocess.run(
-            [PROGRAM, "mount", source, tmp_path / "mnt", *options], check=False, text=True, capture_output=True,
-            env={**os.environ, **variables},
-        )  # fmt: skip
-        if not done.returncode:
-            subprocess.run([PROGRAM, "umount", tmp_path / "mnt"], check=True)
-        assert done.returncode == 1
-        assert done.stderr.endswith(
-            f"{named}=socks5://h:1080: the proxy cannot be used: "
-            "it must be http:// with HOST:PORT\n"
-        )

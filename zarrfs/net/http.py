@@ -205,7 +205,11 @@ class HttpSystem(System):
                 match = RANGE.match(response.headers.get("Content-Range"))
                 return _entry(response, int(match[3]) if match and match[3] != "*" else None)
             size = _length(response)
-            return _entry(response, size if size is not None else await _counted(response, self._limit, url))
+            if size is None:  # count the bytes, without keeping them
+                more, size = await _part(response, self._limit, 1)
+                if more:
+                    raise too_large(without_secrets(url), self._limit)
+            return _entry(response, size)
 
     async def _listing(self, url: str) -> list[Entry] | None:
         async with await self._web.request("GET", url) as response:
@@ -266,16 +270,6 @@ async def _part(response: Response, skip: int, want: int) -> tuple[Buffer, int]:
             del found[want:]
             break
     return found, seen
-
-
-async def _counted(response: Response, limit: int, url: str) -> int:
-    """Return the length of a decoded body, without keeping its bytes. Raise ReadError if it exceeds `limit`."""
-    seen = 0
-    async for piece in _pieces(response):
-        seen += len(piece)
-        if seen > limit:
-            raise too_large(without_secrets(url), limit)
-    return seen
 
 
 async def _pieces(response: Response) -> AsyncIterator[bytes]:
