@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 from typing import Any
@@ -67,7 +66,7 @@ ROOTS = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(root=ROOTS, indent=st.sampled_from([None, 1]), raw=st.booleans(), blanks=st.sampled_from(["", " \n", " " * 40]))
 def test_merged_slices_equal_the_document(root: Any, indent: int | None, raw: bool, blanks: str) -> None:
     separators = f"{blanks},{blanks}", f"{blanks}:{blanks}"
@@ -80,7 +79,7 @@ def test_merged_slices_equal_the_document(root: Any, indent: int | None, raw: bo
     assert document(text).whole() == expected
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(root=ROOTS, data=st.data())
 def test_invalid_json_is_refused(root: Any, data: st.DataObject) -> None:
     text = json.dumps(root).encode()
@@ -110,14 +109,6 @@ def test_known_forms_of_broken_json_are_refused(text: bytes) -> None:
             together(text, apart)
 
 
-def test_a_late_error_names_its_position() -> None:
-    text = b'{"refs":{' + b",".join(b'"k%05d":["u",%d,1]' % (n, n) for n in range(100_000)) + b',"bad":[1 2]}}'
-    with pytest.raises(SourceError) as caught:
-        together(text, ("refs",))
-    (at,) = re.findall(r"at byte ([\d,]+)", caught.value.rule)
-    assert abs(int(at.replace(",", "")) - text.index(b"1 2")) < 10
-
-
 @pytest.mark.parametrize("apart", [(), ("refs",)])
 def test_bytes_that_are_not_utf_8_are_quoted(apart: tuple[str, ...]) -> None:
     text = b'{"refs":{' + b'"k":["u",1,1],' * 200 + b'"x/na\xffme":"v","z":1}}'
@@ -140,18 +131,11 @@ def test_a_byte_order_mark_is_skipped() -> None:
         assert together(b"\xef\xbb\xbf" + text, ()) == json.loads(text)
 
 
-def test_members_beside_a_large_value_are_kept() -> None:
-    large = "x" * 5_000_000
-    text = json.dumps({"a": [1], "large": large, "b": [2]}).encode()
-    assert together(text, ()) == {"a": [1], "large": large, "b": [2]}
-
-
 ORDERS = [
     ("version", "templates", "gen", "refs"),
     ("refs", "gen", "templates", "version"),
     ("gen", "refs", "templates", "version"),
     ("version", "refs", "templates", "gen"),
-    ("templates", "refs", "version", "gen"),
 ]
 
 
@@ -161,7 +145,8 @@ def test_the_members_of_a_set_may_come_in_any_order(order: tuple[str, ...]) -> N
         "version": 1,
         "templates": {"u": "s3://b", "f": "{{c}}!"},
         "gen": [{"key": "g/{{i}}", "url": "{{u}}/{{i}}", "dimensions": {"i": {"stop": 3}}}],
-        "refs": {f"d/{n}": ["{{u}}/" + str(n), n, n] for n in range(50)} | {"g/1": "replaced", "f": ["s3://{{f(c='x')}}"]},
+        "refs": {f"d/{n}": ["{{u}}/" + str(n), n, n] for n in range(50)}
+        | {"g/1": "replaced", "f": ["s3://{{f(c='x')}}"]},
     }
     with compiled(json.dumps({name: members[name] for name in order}).encode()) as made:
         expected: dict[str, Any] = {f"d/{n}": [f"s3://b/{n}", n, n] for n in range(50)}
@@ -174,12 +159,3 @@ def test_a_large_version_0_set_may_have_a_file_named_refs() -> None:
     with compiled({**values, "refs": {"a": 1}}) as made:
         assert made.tree() == {**values, "refs": b'{"a":1}'}
         assert len(made.warnings) == 1
-
-
-def test_compressed(window: int) -> None:
-    text = b'{"a":[' + b"1," * 1000 + b"1]}"
-    assert document(gzip.compress(text)).whole() == json.loads(text)
-    with pytest.raises(SourceError, match="expands to more than 100 bytes"):
-        document(gzip.compress(text), 100).whole()
-    with pytest.raises(SourceError, match="damaged gzip data"):
-        document(gzip.compress(text)[:-9]).whole()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
-
 import fsspec
 import pytest
 import trio
@@ -22,47 +19,17 @@ def put(value: bytes) -> None:
     fsspec.filesystem("memory").pipe(URL.removeprefix("memory:/"), value)
 
 
-def using(check: Callable[[RepositoryTargets], Awaitable[Any]]) -> None:
-    async def main() -> None:
-        reader = RepositoryTargets(Options(), "/repo")
-        try:
-            await check(reader)
-        finally:
-            await reader.aclose()
-
-    trio.run(main)
-
-
 def test_a_file_replaced_after_its_first_read_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "_FRESH", 0.0)
 
-    async def check(reader: RepositoryTargets) -> None:
+    async def main() -> None:
+        reader = RepositoryTargets(Options(), "/repo")
         put(bytes(80))
         assert bytes(await reader.read(TARGET, 0, 40, 0, 40)) == bytes(40)
         put(b"\1" * 80)
         for low in (40, 0):
             with pytest.raises(TargetChanged, match="has changed since it was first read"):
                 await reader.read(TARGET, low, 40, low, low + 40)
+        await reader.aclose()
 
-    using(check)
-
-
-def test_attributes_are_requested_once_a_second_for_all_chunks_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    async def check(reader: RepositoryTargets) -> None:
-        put(bytes(8000))
-        system, _ = await reader._remotely().find(URL)
-        stat = system.stat
-
-        async def counted(path: str) -> Any:
-            asked.append(path)
-            return await stat(path)
-
-        monkeypatch.setattr(system, "stat", counted)
-        began = trio.current_time()
-        for low in range(0, 8000, 40):
-            assert bytes(await reader.read(TARGET, low, 40, low, low + 40)) == bytes(40)
-        assert 1 <= len(asked) <= 1 + trio.current_time() - began
-
-    using(check)
+    trio.run(main)

@@ -69,11 +69,11 @@ def test_invalid_headers_are_refused(at: int, form: str, value: int, says: str) 
 @pytest.mark.parametrize("content", [bytes(range(100)), CONTENT], ids=["stored", "compressed"])
 def test_truncated_frames_are_refused(content: bytes) -> None:
     frame = bytes(framed(content))
-    for length in range(len(frame)):
+    for length in range(0, len(frame), 3):
         with pytest.raises(CodecError, match="blosc"):
             decoded(len(content), frame[:length], BLOSC)
     # also where the header declares the shorter length
-    for length in range(16, len(frame)):
+    for length in range(16, len(frame), 3):
         with pytest.raises(CodecError, match="blosc"):
             decoded(len(content), frame[:12] + struct.pack("<I", length) + frame[16:length], BLOSC)
 
@@ -89,7 +89,7 @@ def test_frames_of_snappy_and_of_zstd_0_7_are_refused() -> None:
         decoded(len(CONTENT), bytes(framed(CONTENT)), ("blosc", {"cname": "snappy"}))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_mutated_frames(data: st.DataObject) -> None:
     content = data.draw(st.sampled_from([CONTENT, bytes(3000), bytes(range(256)) * 9]))

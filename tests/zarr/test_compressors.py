@@ -8,6 +8,7 @@ import itertools
 import lzma
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -41,34 +42,26 @@ CONTENT = b"".join(b"%d," % (number // 3) for number in range(2000))
 
 
 @pytest.mark.parametrize("name", PACK)
-def test_streams_of_another_size_are_refused(name: str) -> None:
-    codec, pack = PACK[name]
-    assert decoded(len(CONTENT), pack(CONTENT), codec) == CONTENT
-    for size in (1, len(CONTENT) - 1, len(CONTENT) + 1, 2 * len(CONTENT)):
-        with pytest.raises(CodecError, match=codec[0].removeprefix("numcodecs.")):
-            decoded(size, pack(CONTENT), codec)
-
-
-@pytest.mark.parametrize("name", PACK)
-def test_truncated_streams_are_refused(name: str) -> None:
+def test_streams_of_another_size_or_cut_are_refused(name: str) -> None:
     codec, pack = PACK[name]
     stream = pack(CONTENT)
-    for length in [*range(0, len(stream), 7), len(stream) - 1]:
+    assert decoded(len(CONTENT), stream, codec) == CONTENT
+    wrong = [(size, stream) for size in (1, len(CONTENT) - 1, len(CONTENT) + 1, 2 * len(CONTENT))]
+    wrong += [(len(CONTENT), stream[:length]) for length in (*range(0, len(stream), 17), len(stream) - 1)]
+    for size, data in wrong:
         with pytest.raises(CodecError, match=codec[0].removeprefix("numcodecs.")):
-            decoded(len(CONTENT), stream[:length], codec)
+            decoded(size, data, codec)
 
 
 @pytest.mark.parametrize("name", MEMBERS)
-@pytest.mark.parametrize("parts", [(0,), (1, 5000), (0, 300, 300, 9000)])
-def test_consecutive_members_are_decoded(name: str, parts: tuple[int, ...]) -> None:
+def test_consecutive_members_are_decoded(name: str) -> None:
     codec, pack = PACK[name]
-    cuts = [0, *parts, len(CONTENT)]
-    members = [pack(CONTENT[start:stop]) for start, stop in itertools.pairwise(cuts)]
-    assert decoded(len(CONTENT), b"".join(members), codec) == CONTENT
-    with pytest.raises(CodecError, match=codec[0].removeprefix("numcodecs.")):
-        decoded(len(CONTENT), b"".join(members) + pack(b"x"), codec)
-    with pytest.raises(CodecError, match=codec[0].removeprefix("numcodecs.")):
-        decoded(len(CONTENT), b"".join(members)[:-1], codec)
+    for cuts in ([0, 0, len(CONTENT)], [0, 1, 5000, len(CONTENT)], [0, 0, 300, 300, 9000, len(CONTENT)]):
+        members = b"".join(pack(CONTENT[start:stop]) for start, stop in itertools.pairwise(cuts))
+        assert decoded(len(CONTENT), members, codec) == CONTENT
+        for bad in (members + pack(b"x"), members[:-1]):
+            with pytest.raises(CodecError, match=codec[0].removeprefix("numcodecs.")):
+                decoded(len(CONTENT), bad, codec)
 
 
 def test_bytes_after_the_last_member_are_ignored_or_refused() -> None:
@@ -93,11 +86,13 @@ def test_skippable_frames_of_zstd_are_skipped() -> None:
 
 
 def test_many_small_members_take_linear_time() -> None:
-    """Copying the remaining data for each member would take hours for 6 MB of members."""
-    value = b"abc" * (3 << 20)  # so large that a stored chunk of 6 MB is allowed
-    for name, count in (("gzip", 150_000), ("bz2", 2000), ("zstd", 2000)):
+    """Copying the remaining data for each member would take 20 s of CPU for 60,000 members of gzip."""
+    began = time.thread_time()
+    value = b"abc" * (2 << 20)  # so large that a stored chunk of 3 MB is allowed
+    for name, count in (("gzip", 60_000), ("bz2", 500), ("zstd", 500)):
         codec, pack = PACK[name]
         assert decoded(len(value), pack(b"") * count + pack(value) + pack(b"") * count, codec) == value
+    assert time.thread_time() - began < 8
 
 
 DICTIONARY = """
@@ -135,7 +130,7 @@ def test_nested_compressors_are_decoded_within_a_bound() -> None:
         decoded(len(CONTENT), gzip.compress(bytes(10 * len(CONTENT) + 65536)), PACK["zlib"][0], PACK["gzip"][0])
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_mutated_streams_are_refused_or_decode_to_the_declared_size(data: st.DataObject) -> None:
     codec, pack = PACK[data.draw(st.sampled_from(sorted(PACK)))]
@@ -173,24 +168,20 @@ for name in sys.argv[1:]:
     print(name, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10, error, sep="|")
     break
 """
-BOMB_NAMES = ["zlib", "gzip", "bz2", "lzma", "zstd", "zstd unsized", "blosc"]
+BOMB_NAMES = ["gzip", "bz2", "lzma", "zstd", "zstd unsized", "blosc"]
 
 
 def bomb(name: str) -> bytes:
-    """Compress 64 MiB of zeros in pieces, so that this process never holds them all."""
+    """Compress 32 MiB of zeros in pieces, so that this process never holds them all."""
     piece = bytes(1 << 16)
-    if name == "gzip":
-        stream: Any = zlib.compressobj(1, wbits=31)
-    elif name == "lzma":
-        stream = lzma.LZMACompressor(preset=0)
-    else:
-        stream = {
-            "zlib": lambda: zlib.compressobj(1),
-            "bz2": bz2.BZ2Compressor,
-            "zstd": lambda: zstandard.ZstdCompressor().compressobj(1 << 26),
-            "zstd unsized": lambda: zstandard.ZstdCompressor().compressobj(),
-        }[name]()
-    return b"".join([*(stream.compress(piece) for _ in range(1 << 10)), stream.flush()])
+    stream: Any = {
+        "gzip": lambda: zlib.compressobj(1, wbits=31),
+        "bz2": lambda: bz2.BZ2Compressor(1),
+        "lzma": lambda: lzma.LZMACompressor(preset=0),
+        "zstd": lambda: zstandard.ZstdCompressor().compressobj(1 << 25),
+        "zstd unsized": lambda: zstandard.ZstdCompressor().compressobj(),
+    }[name]()
+    return b"".join([*(stream.compress(piece) for _ in range(1 << 9)), stream.flush()])
 
 
 def frame_bomb() -> bytes:
@@ -201,11 +192,11 @@ def frame_bomb() -> bytes:
 
 
 def test_decompression_bombs_are_refused() -> None:
-    """A chunk of 100 kB that expands to 64 MiB is refused, and the process grows by a few MiB only."""
+    """A chunk of 100 kB that expands to 32 MiB is refused, and the process grows by a few MiB only."""
     command = [sys.executable, "-c", BOMBS, *BOMB_NAMES]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     found = [line.split("|", 2) for line in done.stdout.splitlines()]
     assert [name for name, _growth, _error in found] == BOMB_NAMES
     for name, growth, error in found:
         assert "holds" in error or "are stored" in error, name  # before or while it is decoded
-        assert int(growth) < 24, name
+        assert int(growth) < 16, name

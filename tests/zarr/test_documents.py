@@ -109,13 +109,8 @@ def test_optional_members_of_v3_are_parsed() -> None:
     )  # fmt: skip
     assert (found.dimension_names, found.attributes) == (("y", None), {"a": 1})
     assert array("zarr.json", data_type="string", fill_value="x", codecs=["vlen-utf8"]).fill_object == "x"
-    group = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": None, "x": {"must_understand": False}}
-    assert parse_document("zarr.json", group) == GroupMetadata("v3", {})
-
-
-def test_null_attributes_of_v3_are_empty() -> None:
-    assert array("zarr.json", attributes=None) == array("zarr.json", attributes={})
-    group = {"zarr_format": 3, "node_type": "group", "attributes": None}
+    group = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": None, "x": {"must_understand": False},
+             "attributes": None}  # fmt: skip
     assert parse_document("zarr.json", group) == GroupMetadata("v3", {})
 
 
@@ -123,21 +118,15 @@ def test_null_attributes_of_v3_are_empty() -> None:
 
 COMMON: list[tuple[dict[str, Any], str]] = [
     ({"shape": [-1, 6]}, "shape: expected whole numbers, 0 or more"), ({"shape": ...}, "shape is missing"),
-    ({"shape": [4.0, 6]}, "shape"), ({"shape": [True, 6]}, "shape"), ({"shape": 4}, "shape"),
-    ({"shape": None}, "shape"),
+    ({"shape": [4.0, 6]}, "shape"), ({"shape": [True, 6]}, "shape"), ({"shape": None}, "shape"),
     ({"shape": [4]}, "shape has 1 dimensions, chunks has 2"), ({"shape": [1 << 63, 6]}, "2\\^63"),
-    ({"shape": [10**200, 6]}, "2\\^63|255"), ({"shape": ["4", 6]}, "shape"), ({"shape": {"0": 4}}, "shape"),
-    ({"shape": [math.nan, 6]}, "shape"), ({"shape": [math.inf, 6]}, "shape"),
-    ({"chunks": [0, 5]}, "chunks: expected whole numbers, 1 or more"), ({"chunks": [-2, 5]}, "chunks"),
-    ({"chunks": None}, "chunks"),
+    ({"shape": [10**200, 6]}, "2\\^63|255"), ({"shape": [math.nan, 6]}, "shape"),
+    ({"chunks": [0, 5]}, "chunks: expected whole numbers, 1 or more"), ({"chunks": ...}, "is missing"),
     ({"chunks": [1 << 40, 1 << 40]}, "2\\^63"), ({"chunks": [2**63 - 1, 1]}, "2\\^63"),
-    ({"chunks": ...}, "is missing"),
     ({"shape": [1] * 65, "chunks": [1] * 65}, "more than 64 dimensions"), ({"dtype": ...}, "is missing"),
     ({"shape": [4] * 200, "chunks": [2] * 200}, "255 characters|64 dimensions"),
-    ({"dtype": "x"}, "not known"), ({"dtype": 3}, "type"), ({"dtype": []}, "type"),
-    ({"fill_value": "x"}, "fill_value"),
-    ({"fill_value": {}}, "fill_value"), ({"zarr_format": 7}, "zarr_format is not"),
-    ({"zarr_format": None}, "zarr_format is not"),
+    ({"dtype": "x"}, "not known"), ({"dtype": []}, "type"), ({"fill_value": {}}, "fill_value"),
+    ({"zarr_format": 7}, "zarr_format is not"), ({"zarr_format": None}, "zarr_format is not"),
 ]  # fmt: skip
 
 
@@ -166,50 +155,35 @@ def test_rules_of_every_generation_are_enforced(name: str, members: dict[str, An
     [
         ("__zmeta__", {"dtype": "|O", "fill_value": None}, "addresses"),
         ("__zmeta__", {"cname": ...}, "cname is missing"),
-        ("__zmeta__", {"shuffle": 3}, "blosc with"), ("__zmeta__", {"shuffle": []}, "blosc with"),
-        ("__zmeta__", {"clevel": "9"}, "blosc"),
-        ("__zmeta__", {"cname": None}, "blosc with"), ("__zmeta__", {"shape": [], "chunks": []}, "no dimensions"),
+        ("__zmeta__", {"shuffle": []}, "blosc with"), ("__zmeta__", {"shape": [], "chunks": []}, "no dimensions"),
         ("__zmeta__", {"fill_value": ...}, "fill_value is missing"),
         ("meta", {"shape": [], "chunks": []}, "no dimensions"),
         ("meta", {"compression": "lz77"}, "'lz77' is not known"),
-        ("meta", {"compression": []}, "not known"), ("meta", {"compression": "blosc"}, "not those of blosc"),
         ("meta", {"compression": "zlib", "compression_opts": {}}, "not those of zlib"),
         ("meta", {"order": "A"}, "order: neither"),
-        ("meta", {"compression": "lzma", "compression_opts": 3}, "not those of lzma"),
-        ("meta", {"dtype": "|O"}, "addresses"),
-        (".zarray", {"order": None}, "order: neither"), (".zarray", {"order": ["C"]}, "order"),
+        (".zarray", {"order": ["C"]}, "order"),
         (".zarray", {"filters": {"a": 1}}, "filters: neither"),
-        (".zarray", {"filters": "x"}, "filters"),
-        (".zarray", {"filters": ["x"]}, "filters: expected objects with an id"),
-        (".zarray", {"filters": [{}]}, "filters"),
-        (".zarray", {"compressor": {}}, "compressor: expected objects with an id"),
-        (".zarray", {"compressor": "zlib"}, "compressor"), (".zarray", {"compressor": {"id": 3}}, "compressor"),
+        (".zarray", {"filters": [{}]}, "filters: expected objects with an id"),
+        (".zarray", {"compressor": "zlib"}, "compressor: expected objects with an id"),
         (".zarray", {"compressor": {"id": "blosc", "shuffle": 7}}, "blosc with"),
         (".zarray", {"dimension_separator": "-"}, "dimension_sep"),
-        (".zarray", {"dimension_separator": ["."]}, "dimension_sep"),
         (".zarray", {"filters": [{"id": "delta", "astype": "x9"}]}, "dtype"),
         (".zarray", {"zarr_format": True}, "zarr_format"),
         ("zarr.json", {"node_type": "x"}, "node_type"), ("zarr.json", {"node_type": ["array"]}, "node_type"),
         ("zarr.json", {"zarr_format": "https://purl.org/zarr/spec/protocol/core/3.0"}, "experimental v3"),
         ("zarr.json", {"attributes": []}, "attributes"),
         ("zarr.json", {"new": 1}, "'new' must be understood, and is not known"),
-        ("zarr.json", {"new": {"must_understand": True}}, "'new' must be understood"),
-        ("zarr.json", {"fill_value": ...}, "fill_value"),
         ("zarr.json", {"chunk_grid": {"name": "rectilinear"}}, "chunk_grid 'rectilinear' is not known"),
-        ("zarr.json", {"chunk_grid": 3}, "chunk_grid: expected"),
         ("zarr.json", {"chunk_key_encoding": "fanout"}, "'fanout' is not known"),
         ("zarr.json", {"chunk_key_encoding": ...}, "missing"),
         ("zarr.json", {"chunk_key_encoding": {"name": "v2", "configuration": {"separator": "-"}}}, "separator"),
         ("zarr.json", {"chunk_key_encoding": {"name": "v2", "configuration": {"separator": 3}}}, "not text"),
         ("zarr.json", {"chunk_key_encoding": {"name": "v2", "configuration": {"prefix": "../.."}}}, "is not a key"),
         ("zarr.json", {"chunk_key_encoding": {"name": "suffix", "configuration": {"suffix": "7"}}}, "suffix begins"),
-        ("zarr.json", {"codecs": []}, "codecs"), ("zarr.json", {"codecs": [3]}, "codecs"),
-        ("zarr.json", {"codecs": {}}, "codecs"),
+        ("zarr.json", {"codecs": [3]}, "codecs"),
         ("zarr.json", {"codecs": [{"name": "bytes", "configuration": {"endian": "middle"}}]}, "endian"),
-        ("zarr.json", {"codecs": [{"name": "bytes", "configuration": []}]}, "codecs"),
         ("zarr.json", {"dimension_names": ["x"]}, "dimension"),
         ("zarr.json", {"dimension_names": [1, 2]}, "dimension_names"),
-        ("zarr.json", {"storage_transformers": {"a": 1}}, "storage_tr"),
         ("zarr.json", {"storage_transformers": [{"name": "indexed"}]}, "'indexed' must be understood"),
         ("zarr.json", {"fill_value": None}, "fill_value"),
     ],

@@ -90,7 +90,7 @@ def check(found: ArrayMetadata | GroupMetadata) -> None:
 
 
 @given(st.sampled_from(GENUINE), st.data())
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=120)
 def test_a_tampered_document_is_a_node_or_a_metadata_error(genuine: tuple[str, bytes], draw: st.DataObject) -> None:
     name, data = genuine
     document = tamper(json.loads(data), draw)
@@ -102,14 +102,7 @@ def test_a_tampered_document_is_a_node_or_a_metadata_error(genuine: tuple[str, b
         )
 
 
-@settings(deadline=None)
-@given(st.sampled_from(GENUINE), JSONS, JSONS)
-def test_random_json_is_a_node_or_a_metadata_error(genuine: tuple[str, bytes], document: Any, attributes: Any) -> None:
-    with contextlib.suppress(MetadataError):
-        check(parse_document(genuine[0], document, attributes))
-
-
-@settings(deadline=None)
+@settings(max_examples=50)
 @given(st.sampled_from(GENUINE), st.data())
 def test_mutated_bytes_are_a_node_or_a_metadata_error(genuine: tuple[str, bytes], draw: st.DataObject) -> None:
     name, data = genuine
@@ -120,7 +113,7 @@ def test_mutated_bytes_are_a_node_or_a_metadata_error(genuine: tuple[str, bytes]
         check(parse_node(name, changed))
 
 
-@settings(deadline=None)
+@settings(max_examples=50)
 @given(st.sampled_from(DRAFTS), st.data())
 def test_a_tampered_document_of_the_v3_draft_is_a_node_or_a_metadata_error(data: bytes, draw: st.DataObject) -> None:
     document = json.dumps(tamper(json.loads(data), draw)).encode()
@@ -131,7 +124,7 @@ def test_a_tampered_document_of_the_v3_draft_is_a_node_or_a_metadata_error(data:
 
 
 @given(st.sampled_from(["v2_hier/.zmetadata", "v3_hier/zarr.json"]), st.data())
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=30)
 def test_tampered_consolidated_metadata_is_parsed_or_a_metadata_error(path: str, draw: st.DataObject) -> None:
     document = tamper(json.loads((ROOT / path).read_bytes()), draw)
     with contextlib.suppress(MetadataError):

@@ -7,7 +7,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from tests.zarr.chunks import array_of
 from zarrfs.system import bounded
 from zarrfs.system.processes import children, is_running
 from zarrfs.zarr import external
-from zarrfs.zarr.codecs import CodecError, check_codecs, decode_chunk
+from zarrfs.zarr.codecs import CodecError, decode_chunk
 
 
 class RegisteredCodec(numcodecs.abc.Codec):  # type: ignore[misc]
@@ -64,8 +63,6 @@ class Bomb(Codec):
             os.abort()
         if self.does == "hang":
             time.sleep(60)
-        if self.does == "slow":
-            time.sleep(1)
         if self.does == "dtype":
             return np.frombuffer(buf, "<i2") + np.int16(1)
         if self.does == "print":
@@ -114,40 +111,38 @@ def test_memory_of_an_external_codec_is_bounded(bomb: str) -> None:
 def test_a_child_process_receives_a_larger_chunk_than_it_could_decode_before(bomb: str) -> None:
     assert bombed(bomb, 1000).tolist() == [1] * 1000
     before = children()
-    stored = (1000).to_bytes(512 << 20, "little")
+    stored = (1000).to_bytes(300 << 20, "little")
     codec = external.ExternalCodec(bomb.removeprefix("numcodecs."), {"does": "first"}, 1000)
     assert bytes(codec.decode(stored)) == bytes([1]) * 1000
     assert children() == before
 
 
-def test_input_of_an_external_codec_may_be_much_longer_than_its_items(bomb: str) -> None:
+def test_input_of_an_external_codec_may_be_numbers_or_much_longer_than_its_items(bomb: str) -> None:
     """The text of a FITS table is one such input."""
     array = array_of("|u1", (1000,), ("bytes", {}), (bomb, {"does": "count"}))
     text = b"x" * 200 + b" "
     assert decode_chunk(array, text * 1000).tobytes() == b"\1" * 1000
+    array = array_of("<i2", (3,), (bomb, {"does": "dtype"}), generation="v2")
+    assert decode_chunk(array, np.array([1, 2, 3], "<i2").tobytes()).tolist() == [2, 3, 4]
 
 
-def test_an_external_codec_that_dies_or_hangs_is_an_error(bomb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_external_codec_that_dies_or_stops_is_an_error(bomb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CodecError, match=r"zarrfs-tests-bomb: .*unexpected keyword argument 'nonsense'"):
+        bombed(bomb, 1000, nonsense=1)
     assert bombed(bomb, 1000, does="print").tolist() == [1] * 1000
     with pytest.raises(CodecError, match="zarrfs-tests-bomb: the process that decoded has ended with status -6"):
         bombed(bomb, 1000, does="die")
     bombed(bomb, 1000)  # starts the next child process
-    with monkeypatch.context() as patch:
-        array = array_of("|u1", (1000,), ("bytes", {}), (bomb, {"does": "hang"}))
-        assert check_codecs(array) == []  # a child process is idle
-        patch.setattr(bounded, "TIMEOUT", 0.2)
-        with pytest.raises(CodecError, match=r"zarrfs-tests-bomb: no answer within 0\.2 s"):
-            decode_chunk(array, (1000).to_bytes(8, "little"))
-    with pytest.raises(CodecError, match=r"zarrfs-tests-bomb: .*unexpected keyword argument 'nonsense'"):
-        bombed(bomb, 1000, nonsense=1)
-
-
-def test_a_chunk_is_decoded_although_the_idle_child_process_was_killed(bomb: str) -> None:
-    bombed(bomb, 1000)
-    for child in servers():
+    for child in servers():  # a chunk is decoded although the idle child was killed
         os.kill(child, signal.SIGKILL)
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     assert bombed(bomb, 1000).tolist() == [1] * 1000
+    codec = external.ExternalCodec(bomb.removeprefix("numcodecs."), {"does": "first"}, 1000)
+    for child in servers():
+        os.kill(child, signal.SIGSTOP)
+    monkeypatch.setattr(bounded, "TIMEOUT", 0.2)
+    with pytest.raises(CodecError, match=r"no answer within 0\.2 s"):
+        codec.decode((1000).to_bytes(1 << 20, "little"))  # more than the pipe holds
 
 
 def servers() -> list[int]:
@@ -155,66 +150,33 @@ def servers() -> list[int]:
     return [child for child in children() if b"bounded.serve" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
-def test_a_stopped_child_process_is_an_error_in_time(bomb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request does not fit in the pipe."""
-    bounded.end_idle()
-    codec = external.ExternalCodec(bomb.removeprefix("numcodecs."), {"does": "first"}, 1000)
-    for child in servers():
-        os.kill(child, signal.SIGSTOP)
-    monkeypatch.setattr(bounded, "TIMEOUT", 0.2)
-    with pytest.raises(CodecError, match=r"no answer within 0\.2 s"):
-        codec.decode((1000).to_bytes(1 << 20, "little"))
-
-
 def test_an_idle_child_process_ends(bomb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bounded.end_idle()
     monkeypatch.setattr(bounded, "IDLE", 1.0)
     assert bombed(bomb, 1000).tolist() == [1] * 1000
-    (child,) = servers()
-    until(lambda: not is_running(child), 20)
+    until(lambda: not servers(), 30)
     assert bombed(bomb, 1000).tolist() == [1] * 1000
 
 
 PROGRAM = """
-import os, signal, sys
+import sys
 sys.path[:0] = {paths!r}
 from zarrfs.system import bounded
 from zarrfs.zarr.external import ExternalCodec
 
-signal.signal(signal.SIGINT, lambda *args: None)
-bounded.TIMEOUT = {timeout}
-codec = ExternalCodec({codec!r}, {{"does": {does!r}}}, 1000)
+bounded.TIMEOUT = 2
+codec = ExternalCodec({codec!r}, {{"does": "hang"}}, 1000)
 print("made", flush=True)
-print(bytes(codec.decode((3).to_bytes(8, "little"))))
+codec.decode(bytes(8))
 """
 
 
-def decoding(bomb: str, does: str, timeout: float) -> subprocess.Popen[str]:
-    """Return a new process, in a process group of its own, that decodes a chunk."""
-    codec = bomb.removeprefix("numcodecs.")
-    program = PROGRAM.format(paths=[path for path in sys.path if path], codec=codec, does=does, timeout=timeout)
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "made\n"
-    return process
-
-
-def test_ctrl_c_does_not_end_the_child_process(bomb: str) -> None:
-    with decoding(bomb, "slow", 60) as process:
-        time.sleep(0.3)
-        os.killpg(process.pid, signal.SIGINT)
-        assert process.communicate()[0] == "b'\\x01\\x01\\x01'\n"
-
-
 def test_a_child_process_that_hangs_ends_although_its_parent_was_killed(bomb: str) -> None:
-    with decoding(bomb, "hang", 2) as process:
+    program = PROGRAM.format(paths=[path for path in sys.path if path], codec=bomb.removeprefix("numcodecs."))
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "made\n"
         (child,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+        assert os.getsid(child) == child  # Ctrl-C in the terminal of its parent does not reach it
         process.kill()
-    until(lambda: not is_running(child), 20)
-
-
-def test_an_external_codec_may_be_a_filter(bomb: str) -> None:
-    array = array_of("<i2", (3,), (bomb, {"does": "dtype"}), generation="v2")
-    assert decode_chunk(array, np.array([1, 2, 3], "<i2").tobytes()).tolist() == [2, 3, 4]
+    until(lambda: not is_running(child), 30)

@@ -54,7 +54,7 @@ def values_of(dtype: np.dtype[Any]) -> st.SearchStrategy[Any]:
     return npst.from_dtype(dtype)
 
 
-@settings(deadline=None)
+@settings(max_examples=50)
 @given(SCALARS.flatmap(lambda dtype: st.tuples(st.just(dtype), values_of(dtype))), st.sampled_from([2, 3]))
 def test_values_written_by_zarr_python_are_read_and_written_again(
     case: tuple[np.dtype[Any], Any], version: int
@@ -80,7 +80,7 @@ def test_values_written_by_zarr_python_are_read_and_written_again(
     assert read(json.loads(document)["fill_value"], found.dtype) == (found.fill, None)
 
 
-@settings(deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.sampled_from("abcd"), SCALARS), min_size=1, unique_by=lambda f: f[0]).map(np.dtype),
     st.data(),
@@ -93,7 +93,7 @@ def test_structs_written_by_zarr_python_are_read_and_written_again(dtype: np.dty
     assert as_v2(filled(found, None, data_type(described(dtype)))) == document["fill_value"]
 
 
-@settings(deadline=None)
+@settings(max_examples=50)
 @given(st.sampled_from([2, 4, 8]), st.sampled_from("<>"), st.data())
 def test_every_float_survives_v3(size: int, order: str, data: st.DataObject) -> None:
     """NaNs with a sign or a payload survive as well: they are written as hexadecimal bits."""

@@ -19,7 +19,7 @@ def grid_of(pairs: list[tuple[int, int]]) -> Grid:
     return Grid([shape for shape, _ in pairs], [chunk for _, chunk in pairs])
 
 
-@settings(deadline=None)
+@settings(max_examples=50)
 @given(SHAPES)
 def test_names_and_numbers_equal_those_of_itertools(pairs: list[tuple[int, int]]) -> None:
     grid = grid_of(pairs)
@@ -32,7 +32,7 @@ def test_names_and_numbers_equal_those_of_itertools(pairs: list[tuple[int, int]]
         assert (grid.index(number), grid.name(number), grid.number(name)) == (index, name, number)
 
 
-@settings(deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=5), st.data())
 def test_names_and_numbers_of_huge_grids_are_inverse(counts: list[int], data: st.DataObject) -> None:
     grid = Grid(counts, [1] * len(counts))
@@ -54,26 +54,3 @@ def test_names_and_numbers_of_huge_grids_are_inverse(counts: list[int], data: st
 )  # fmt: skip
 def test_other_names_are_not_taken_for_chunks(name: str) -> None:
     assert Grid([3, 4], [1, 1]).number(name) is None
-
-
-@pytest.mark.parametrize(
-    ("shape", "chunks", "rule"),
-    [
-        (None, [1], "shape: expected an array"),
-        ([1], "1", "chunks: expected an array"),
-        ({"a": 1}, [1], "shape: expected an array"),
-        ([-1], [1], "shape: expected whole numbers, 0 or more"),
-        ([1.0], [1], "shape: expected whole numbers"),
-        ([True], [1], "shape: expected whole numbers"),
-        (["1"], [1], "shape: expected whole numbers"),
-        ([1], [0], "chunks: expected whole numbers, 1 or more"),
-        ([1], [None], "chunks: expected whole numbers"),
-        ([1, 2], [1], "shape has 2 dimensions, chunks has 1"),
-        ([1], [], "shape has 1 dimensions, chunks has 0"),
-        ([2] * 129, [1] * 129, "over 255 characters"),
-        ([10**200, 10**200], [1, 1], "over 255 characters"),
-    ],
-)
-def test_invalid_grids_are_refused(shape: object, chunks: object, rule: str) -> None:
-    with pytest.raises(ValueError, match=rule):
-        Grid(shape, chunks)

@@ -49,7 +49,7 @@ def keys_of(template: KeyTemplate, grid: Grid) -> dict[str, tuple[int, ...]]:
     return {template.key(index): index for index in itertools.product(*map(range, grid.counts))}
 
 
-@settings(deadline=None)
+@settings(max_examples=50)
 @given(TEMPLATES, SHAPES)
 def test_index_is_the_inverse_of_key(template: KeyTemplate, shape: list[int]) -> None:
     grid = Grid(shape, [1] * len(shape))
@@ -58,7 +58,7 @@ def test_index_is_the_inverse_of_key(template: KeyTemplate, shape: list[int]) ->
     assert all(template.index(key, grid) == index for key, index in found.items())
 
 
-@settings(deadline=None)
+@settings(max_examples=50)
 @given(TEMPLATES, SHAPES, st.text("0123456789./c-_xbinlos", max_size=8))
 def test_random_text_with_an_index_is_a_key(template: KeyTemplate, shape: list[int], key: str) -> None:
     grid = Grid(shape, [1] * len(shape))
@@ -66,7 +66,7 @@ def test_random_text_with_an_index_is_a_key(template: KeyTemplate, shape: list[i
     assert index is None or template.key(index) == key
 
 
-@settings(deadline=None)
+@settings(max_examples=50)
 @given(TEMPLATES, SHAPES, st.data())
 def test_listings_equal_those_of_all_keys(template: KeyTemplate, shape: list[int], data: st.DataObject) -> None:
     """The expected listings come from all keys, split at every "/"."""

@@ -8,6 +8,7 @@ Zarr v2 specification; the documentation of numcodecs.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import functools
 import importlib.util
@@ -23,7 +24,7 @@ from zarrfs.zarr.errors import CodecError, library_error
 from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.model import SHARDING, ArrayMetadata, CodecSpec, Shards
-from zarrfs.zarr.pipelines import PREFIX
+from zarrfs.zarr.pipelines import CONVERTING, PREFIX
 from zarrfs.zarr.representation import Array, Codec, CodecFactory, Decode, PipelineContext, Representation
 
 if TYPE_CHECKING:
@@ -208,34 +209,8 @@ def _crc32c(configuration: Mapping[str, JSON], decoded: Representation, context:
     return decode, decoded.longer(4)
 
 
-def _checksum(name: str) -> CodecFactory:
-    """Return the factory of a codec with a checksum of four bytes, which numcodecs verifies."""
-
-    def build(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
-        import numcodecs
-
-        decoded.require_bytes(context.untyped)
-        codec = numcodecs.get_codec({**configuration, "id": name})
-
-        def decode(data: Any) -> Any:
-            if len(data) <= 4:
-                raise CodecError(name, "shorter than its checksum")
-            return codec.decode(data)
-
-        return decode, decoded.longer(4)
-
-    return build
-
-
 def _pickle(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
     raise CodecError("pickle", "never decoded, because that executes code in the chunk")
-
-
-def _base64(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
-    import base64
-
-    decoded.require_bytes(context.untyped)
-    return base64.standard_b64decode, decoded.compressed()
 
 
 def _external(name: str) -> CodecFactory:
@@ -260,6 +235,7 @@ def _external(name: str) -> CodecFactory:
     return build
 
 
+_CHECKSUMS = ("crc32", "adler32", "fletcher32", "jenkins_lookup3")  # of four bytes
 _V3: dict[str, CodecFactory] = {
     "bytes": _bytes,
     "transpose": filters.transpose,
@@ -277,15 +253,12 @@ _NUMCODECS: dict[str, CodecFactory] = {
     "bz2": _compressor(compressors.bz2),
     "lzma": _lzma,
     "lz4": _compressor(compressors.lz4),
-    "base64": _base64,
-    "shuffle": filters.shuffle,
-    **{name: _checksum(name) for name in ("crc32", "adler32", "fletcher32", "jenkins_lookup3")},
-    "delta": filters.converting("delta"),
-    "fixedscaleoffset": filters.converting("fixedscaleoffset"),
-    "quantize": filters.converting("quantize"),
-    "astype": filters.converting("astype", "decode_dtype", "encode_dtype"),
+    "base64": _compressor(lambda data, limit: base64.standard_b64decode(data)),
+    "shuffle": filters.library("shuffle", filters.longer(0)),
+    **{name: filters.library(name, filters.longer(4)) for name in _CHECKSUMS},
+    **{name: filters.library(name, filters.converted) for name in CONVERTING},
     "bitround": filters.bitround,
-    "packbits": filters.packbits,
+    "packbits": filters.library("packbits", filters.packed),
     "categorize": filters.categorize,
     "vlen-array": filters.variable("vlen-array"),
     "json": filters.json_list("json"),

@@ -139,12 +139,7 @@ def _shape(value: JSON) -> tuple[int, ...]:
 
 def _small(name: str) -> DataType:
     """Return a number type that numpy lacks. Views pass on its items, and do not decode them."""
-    return dataclasses.replace(raw(_SMALL[name]), name=name)
-
-
-def raw(size: int) -> DataType:
-    """Return the type of uninterpreted items of `size` bytes."""
-    return DataType(np.dtype(f"V{size}"), "V")
+    return DataType(np.dtype(f"V{_SMALL[name]}"), "V", name)
 
 
 def as_v2(dtype: DataType) -> JSON:

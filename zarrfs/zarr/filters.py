@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from zarrfs.zarr.errors import CodecError
 from zarrfs.zarr.jsontext import JSON
+from zarrfs.zarr.pipelines import CONVERTING
 from zarrfs.zarr.representation import OBJECTS_LIMIT, Array, Codec, CodecFactory, PipelineContext, Representation
 
 _NUMBERS = "biufcmM"  # kinds of dtypes that filters convert
@@ -35,79 +36,69 @@ def transpose(configuration: Mapping[str, JSON], decoded: Representation, contex
     return lambda value: value.transpose(inverse), stored
 
 
-def converting(name: str, inner: str = "dtype", outer: str = "astype") -> CodecFactory:
-    """Return the factory of a filter that converts items between two dtypes.
+def library(name: str, encode: Callable[[Any, Representation, PipelineContext], Representation]) -> CodecFactory:
+    """Return the factory of a codec that numcodecs decodes.
 
-    `inner` and `outer` are the names of the members of its configuration with the decoded and the encoded dtype.
+    `encode` returns the encoded representation, from the codec and the decoded one.
     """
 
     def build(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
         import numcodecs
 
-        options = dict(configuration)
-        if decoded.dtype is not None:
-            options.setdefault(inner, decoded.dtype.str)
-        codec = numcodecs.get_codec({**options, "id": name})
-        plain, coded = np.dtype(getattr(codec, inner)), np.dtype(getattr(codec, outer))
-        for dtype in (plain, coded):
-            if dtype.kind not in _NUMBERS:
-                raise CodecError(name, f"dtype {dtype} is not one of numbers")
+        options = {**configuration, "id": name}
+        if name == "shuffle" and options.get("elementsize") is None:  # in Zarr v3; zarr-python does the same
+            options["elementsize"] = context.itemsize or 4
+        elif name in CONVERTING and decoded.dtype is not None:
+            options.setdefault("decode_dtype" if name == "astype" else "dtype", decoded.dtype.str)
+        codec = numcodecs.get_codec(options)
 
-        def decode(value: Any) -> Array:
+        def decode(value: Any) -> Any:
             if isinstance(value, np.ndarray):  # numcodecs flattens in memory order, which a transpose changes
                 value = np.ascontiguousarray(value)
             with np.errstate(all="ignore"):
-                found: Array = codec.decode(value)
-            return found
+                return codec.decode(value)
 
-        return decode, _converted(name, decoded, plain, coded, context)
+        return decode, encode(codec, decoded, context)
 
     return build
 
 
-def _converted(
-    name: str, decoded: Representation, plain: np.dtype[Any], coded: np.dtype[Any], context: PipelineContext
-) -> Representation:
-    """Return the representation after a filter that encodes items of `plain` as items of `coded`."""
+def longer(count: int) -> Callable[[Any, Representation, PipelineContext], Representation]:
+    """Return a function for library(), of codecs that add `count` bytes."""
+
+    def encode(codec: Any, decoded: Representation, context: PipelineContext) -> Representation:
+        decoded.require_bytes(context.untyped)
+        return decoded.longer(count)
+
+    return encode
+
+
+def packed(codec: Any, decoded: Representation, context: PipelineContext) -> Representation:
+    """Return the representation of eight booleans in a byte. The first byte counts the unused bits of the last one."""
+    if decoded.dtype is None or decoded.dtype.itemsize != 1:
+        raise CodecError("packbits", "packs nothing but booleans")
+    return Representation.array(np.dtype(np.uint8), (1 + -(-decoded.items // 8),))
+
+
+def converted(codec: Any, decoded: Representation, context: PipelineContext) -> Representation:
+    """Return the representation after a filter that converts items between two dtypes of numbers."""
+    names = ("decode_dtype", "encode_dtype") if codec.codec_id == "astype" else ("dtype", "astype")
+    plain, coded = (np.dtype(getattr(codec, name)) for name in names)
+    for dtype in (plain, coded):
+        if dtype.kind not in _NUMBERS:
+            raise CodecError(codec.codec_id, f"dtype {dtype} is not one of numbers")
     if decoded.dtype is None:  # the filter follows a codec that makes bytes
         return Representation(None, (), decoded.limit // plain.itemsize * coded.itemsize, decoded.exact)
     if decoded.dtype.newbyteorder("=") == plain.newbyteorder("="):
         return Representation.array(coded, decoded.shape)
     if not context.untyped or decoded.dtype.hasobject or decoded.limit % plain.itemsize:
-        raise CodecError(name, f"made for {plain}, the array has {decoded.dtype}")
+        raise CodecError(codec.codec_id, f"made for {plain}, the array has {decoded.dtype}")
     return Representation.array(coded, (decoded.limit // plain.itemsize,))
 
 
 def bitround(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
     """Make the codec bitround. Encoding is lossy (it sets bits to zero), and decoding changes nothing."""
     return lambda value: value, decoded
-
-
-def packbits(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
-    """Make the codec that packs eight booleans into a byte. The first byte counts the unused bits of the last one."""
-    if decoded.dtype is None or decoded.dtype.itemsize != 1:
-        raise CodecError("packbits", "packs nothing but booleans")
-    import numcodecs
-
-    codec, dtype = numcodecs.PackBits(), decoded.dtype
-    encoded = Representation.array(np.dtype(np.uint8), (1 + -(-decoded.items // 8),))
-    return lambda value: codec.decode(value).view(dtype), encoded
-
-
-def shuffle(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
-    """Make the codec that stores the first bytes of all items, then the second ones, and so on."""
-    decoded.require_bytes(context.untyped)
-    itemsize = configuration.get("elementsize")
-    if itemsize is None:  # in Zarr v3; zarr-python then uses the size of an item
-        itemsize = context.itemsize or 4
-    if type(itemsize) is not int or itemsize < 0:
-        raise CodecError("shuffle", f"elementsize {itemsize} is not a number of bytes")
-
-    if itemsize <= 1:
-        return lambda value: value, decoded.longer(0)
-    import numcodecs
-
-    return numcodecs.Shuffle(itemsize).decode, decoded.longer(0)
 
 
 def categorize(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:

@@ -19,10 +19,10 @@ PREFIX = "numcodecs."  # of the names in v3 pipelines of codecs that only numcod
 BLOSC_SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")  # v3's names; the index is Blosc's number
 
 # Codecs of numcodecs from arrays to arrays, and from arrays to bytes; all others convert bytes to bytes
-_ARRAY_TO_ARRAY = frozenset(("astype", "bitround", "categorize", "delta", "fixedscaleoffset", "packbits", "quantize"))
-_ARRAY_TO_BYTES = frozenset((
-    "json", "json2", "msgpack2", "pcodec", "pickle", "vlen-array", "vlen-bytes", "vlen-utf8", "zfpy",
-))  # fmt: skip
+CONVERTING = ("astype", "delta", "fixedscaleoffset", "quantize")  # filters from one type of numbers to another
+_ARRAY_TO_ARRAY = frozenset((*CONVERTING, "bitround", "categorize", "packbits"))
+OBJECT_CODECS = ("json", "json2", "msgpack2", "pickle", "vlen-array", "vlen-bytes", "vlen-utf8")  # filters in v2
+ARRAY_TO_BYTES = frozenset((*OBJECT_CODECS, "pcodec", "zfpy"))
 _BYTES: dict[Endian | None, CodecSpec] = {
     "little": CodecSpec("bytes", {"endian": "little"}),
     "big": CodecSpec("bytes", {"endian": "big"}),
@@ -108,9 +108,9 @@ def pipeline_from_v2(dtype: DataType, transposed: int, filters: list[Any], compr
         codec = _numcodec(step, itemsize, member)
         name = step["id"]
         if name in _ARRAY_TO_ARRAY:
-            current = _filtered(name, codec.configuration, current) if current else None
+            current = filtered(name, codec.configuration, current) if current else None
             itemsize = current.itemsize if current else itemsize
-        elif name in _ARRAY_TO_BYTES:
+        elif name in ARRAY_TO_BYTES:
             current = None
         elif current:
             found.append(bytes_codec(current))
@@ -121,7 +121,7 @@ def pipeline_from_v2(dtype: DataType, transposed: int, filters: list[Any], compr
     return tuple(found)
 
 
-def _filtered(name: str, configuration: Mapping[str, JSON], dtype: DataType) -> DataType:
+def filtered(name: str, configuration: Mapping[str, JSON], dtype: DataType) -> DataType:
     """Return the data type to which a filter encodes items of `dtype`."""
     if name == "packbits":
         return dtypes.parse_v2("|u1")

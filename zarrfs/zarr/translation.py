@@ -5,22 +5,17 @@ Chunks keep their stored bytes. In v2, which has no shards, the inner chunks of 
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Literal, NamedTuple
 
 from zarrfs.zarr import dtypes, v2, v3
-from zarrfs.zarr.dtypes import DataType
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.keys import KeyTemplate
 from zarrfs.zarr.model import ArrayMetadata
-from zarrfs.zarr.pipelines import bytes_codec
-from zarrfs.zarr.readers import misread_codec
+from zarrfs.zarr.pipelines import CONVERTING, PREFIX, filtered
 
 Version = Literal[2, 3]
-
-LAYOUT = "zarrfs.dtype"  # the attribute with the dtype, in the notation of v2, of items that are shown as raw bytes
 
 
 class Translation(NamedTuple):
@@ -32,54 +27,16 @@ class Translation(NamedTuple):
 
 
 def translate(array: ArrayMetadata, version: Version) -> Translation:
-    """Translate an array. Raise MetadataError with the reason if readers of the version cannot decode its chunks."""
-    problem = misread_codec(array, version)
-    if problem is None:
-        try:
-            return _translation(_opaque(array) if version == 3 else array, version)
-        except MetadataError as exc:
-            problem = str(exc)
-    inner = _inner(array) if version == 2 else None
-    if inner is not None and not misread_codec(inner, version):
-        return _translation(inner, version)._replace(inner=inner.grid)
-    raise MetadataError(problem)
-
-
-# -- helpers
-
-
-def _translation(array: ArrayMetadata, version: Version) -> Translation:
+    """Translate an array. Raise MetadataError with the reason if readers of the version would misread its chunks."""
     if version == 2:
-        return Translation(v2.array_json(array), v2.chunk_keys(array))
+        inner = _inner(array)
+        shown = inner or array
+        return Translation(v2.array_json(shown), v2.chunk_keys(shown), inner.grid if inner else None)
     keys = v3.chunk_keys(array)
-    if array.generation != "v3":
-        return Translation(v3.array_json(array), keys)
-    return Translation({} if keys == array.keys else {"chunk_key_encoding": v3.encoding(keys)}, keys)
-
-
-def _opaque(array: ArrayMetadata) -> ArrayMetadata:
-    """Return `array` with raw bytes as its data type, and its dtype as an attribute, if v3 has no data type for it.
-
-    An array with filters of items is returned unchanged.
-    """
-    dtype, names = array.dtype, [spec.name for spec in array.codecs]
-    if dtype.kind not in "fcV" or "bytes" not in names or {*names[: names.index("bytes")]} - {"transpose"}:
-        return array
-    if _in_v3(dtype):
-        return array
-    raw = dtypes.raw(dtype.itemsize)
-    codecs = tuple(bytes_codec(raw) if spec.name == "bytes" else spec for spec in array.codecs)
-    attributes = {**array.attributes, LAYOUT: dtypes.as_v2(dtype)}
-    return dataclasses.replace(array, dtype=raw, codecs=codecs, attributes=attributes)
-
-
-def _in_v3(dtype: DataType) -> bool:
-    """Return whether v3 has a data type for such items."""
-    try:
-        dtypes.as_v3(dtype)
-    except MetadataError:
-        return False
-    return True
+    if array.generation == "v3":
+        return Translation({} if keys == array.keys else {"chunk_key_encoding": v3.encoding(keys)}, keys)
+    _check_filters(array)
+    return Translation(v3.array_json(array), keys)
 
 
 def _inner(array: ArrayMetadata) -> ArrayMetadata | None:
@@ -89,3 +46,23 @@ def _inner(array: ArrayMetadata) -> ArrayMetadata | None:
     from zarrfs.zarr.codecs import inner_array
 
     return inner_array(array)
+
+
+def _check_filters(array: ArrayMetadata) -> None:
+    """Raise MetadataError for a filter that zarr-python applies to other items in v3 than in v2.
+
+    In v2, a filter reinterprets bytes as its own items; in v3, it gets the numbers of the array. zarr-python 3.1 also
+    takes the encoded items for those of the array if quantize changes their size, or if the array has single bytes.
+    """
+    current = array.dtype
+    for name, configuration, _shards in array.codecs:
+        short = name.removeprefix(PREFIX)
+        if short not in CONVERTING:
+            continue
+        text = configuration.get("decode_dtype", configuration.get("dtype"))
+        if text is not None and dtypes.parse_v2(text) != current:
+            raise MetadataError(f"codec {short} for items of {text}, which the array does not have")
+        coded = filtered(short, configuration, current)
+        if coded.itemsize > array.dtype.itemsize == 1 or (short == "quantize" and coded.itemsize != current.itemsize):
+            raise MetadataError(f"codec {short} changes the size of items, which readers of Zarr v3 do not expect")
+        current = coded

@@ -14,17 +14,11 @@ from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.keys import FLAT, NESTED, KeyTemplate
 from zarrfs.zarr.layout import Layout, check_chunk, required
 from zarrfs.zarr.model import SHARDING, ArrayMetadata, CodecSpec, Generation, GroupMetadata
-from zarrfs.zarr.pipelines import BLOSC_SHUFFLES, PREFIX, pipeline_from_v2
+from zarrfs.zarr.pipelines import ARRAY_TO_BYTES, BLOSC_SHUFFLES, OBJECT_CODECS, PREFIX, pipeline_from_v2
 
 DIMENSIONS = "_ARRAY_DIMENSIONS"  # xarray's attribute for what v3 calls dimension_names
 FILL_ATTRIBUTE = "_FillValue"  # of the CF conventions
 GROUP_DOCUMENT: dict[str, JSON] = {"zarr_format": 2}
-
-# Codecs that turn arrays into bytes; v2 lists them as filters
-_OBJECT_CODECS = (
-    "vlen-utf8", "vlen-bytes", *(PREFIX + name for name in ("json", "json2", "msgpack2", "pickle", "vlen-array")),
-)  # fmt: skip
-_ARRAY_COMPRESSORS = (f"{PREFIX}pcodec", f"{PREFIX}zfpy")  # compressors that take arrays
 
 
 # -- reading
@@ -135,25 +129,21 @@ def _codecs(array: ArrayMetadata) -> tuple[str, list[JSON], JSON]:
             order = "F"
         elif axes != [*range(array.ndim)]:
             raise MetadataError(f"codec transpose of {axes}, where Zarr v2 has the orders C and F")
-    makes_bytes = False
     for spec in rest:
         if spec.name == "bytes":
-            makes_bytes = True
             continue
-        if spec.name in _OBJECT_CODECS or spec.name in _ARRAY_COMPRESSORS:
-            makes_bytes = True
         codec = _numcodec(spec)
         if codec["id"] == "crc32c" and spec.name == "crc32c":
             codec["location"] = "end"
         if codec["id"] == "shuffle" and codec.get("elementsize") is None:  # from Zarr v3: v2 has another default
             codec["elementsize"] = array.dtype.itemsize or 4
         filters.append(codec)
-    if not makes_bytes:
+    if not any(spec.name == "bytes" or spec.name.removeprefix(PREFIX) in ARRAY_TO_BYTES for spec in rest):
         raise MetadataError("no codec that makes bytes of the array")
     if array.generation == "v3" and rest[0].name.startswith(PREFIX) and any(map(_is_big_endian, rest)):
         raise MetadataError("filters followed by a change of byte order, which Zarr v2 does not have")
-    last = rest[-1].name
-    compressor = None if last == "bytes" or last in _OBJECT_CODECS else filters.pop()
+    last = rest[-1].name.removeprefix(PREFIX)
+    compressor = None if last == "bytes" or last in OBJECT_CODECS else filters.pop()
     return order, filters, compressor
 
 
