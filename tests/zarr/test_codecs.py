@@ -164,7 +164,7 @@ OBJECT_FILTERS = [
 ]  # fmt: skip
 
 
-@RELAXED
+@settings(RELAXED, max_examples=25)
 @given(st.data())
 def test_variable_length_text_is_decoded(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 4), max_size=2)))

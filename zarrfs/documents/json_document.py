@@ -45,7 +45,6 @@ class JsonDocument:
     ) -> None:
         self.source = document.source
         self._document, self._limit, self._progress = document, limit, progress
-        self._heads: dict[tuple[str, ...], Any] = {}
 
     def slices(self, apart: Collection[str] = ()) -> Iterator[Slice]:
         """Yield the whole document in slices, in the order of the text.
@@ -53,7 +52,6 @@ class JsonDocument:
         A member of the root that `apart` names comes in separate slices if it does not fit in one slice. The first
         slice of such a member, or of an array, may be empty.
         """
-        self._heads.clear()  # to free memory: a head may be large
         with self._document.open() as raw:
             reader = _Reader(expanding(raw, self._limit, self.source), self.source)
             for found in reader.slices(apart):
@@ -62,11 +60,6 @@ class JsonDocument:
 
     def head(self, apart: Collection[str] = ()) -> Any:
         """Return the first members or items of the document, enough to detect its kind."""
-        if tuple(apart) not in self._heads:
-            self._heads[tuple(apart)] = self._head(apart)
-        return self._heads[tuple(apart)]
-
-    def _head(self, apart: Collection[str]) -> Any:
         slices = self.slices(apart)
         member, values = next(slices)
         found = {member: values} if member else values
@@ -77,11 +70,8 @@ class JsonDocument:
 
     def members(self, names: Collection[str], apart: Collection[str] = ()) -> dict[str, Any]:
         """Return the members of the root named in `names`, except those that come in separate slices."""
-        found: dict[str, Any] = {}
-        for member, values in self.slices(apart):
-            if member is None and isinstance(values, dict):
-                found |= {name: values[name] for name in names if name in values}
-        return found
+        roots = (values for member, values in self.slices(apart) if member is None and isinstance(values, dict))
+        return {name: values[name] for values in roots for name in names if name in values}
 
     def whole(self) -> Any:
         """Parse the whole document and return it."""
