@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.references.parquetsets import ask, chunks_of, columns, tree_of, write_record, write_set, zarray
-from tests.servers import S3, Faulty, Nginx
+from tests.servers import Faulty, Nginx
 from tests.store.contract import listed
 from zarrfs.config.options import Options
 from zarrfs.copying.check import check
@@ -80,18 +80,15 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a fifo": (_a_fifo, "is a FIFO"),
     "empty": (lambda path: os.truncate(path, 0), "not a Parquet file"),
     "cut off": (_cut, "not a Parquet file"),
-    "text": (lambda path: path.write_text("<html>"), "not a Parquet file"),
     "garbage inside": (_garbage_inside, "a damaged Parquet file"),
     "too many rows": (_rewrite(**columns([b"x"] * 5, 5)), "5 rows, record_size is 4"),
     "no columns of use": (
         _rewrite(path=None, raw=None, more=[1] * 4), "neither a column path nor a column raw",
     ),
     "a path without sizes": (_rewrite(size=None), "a column path, but no column size"),
-    "a path without offsets": (_rewrite(offset=None), "a column path, but no column offset"),
     "numbers as paths": (_rewrite(path=pa.array([1, 2, 3, 4])), "column path: expected text or bytes, not int64"),
     "dates as bytes": (_rewrite(raw=pa.array([1.5] * 4)), "column raw: expected text or bytes, not double"),
     "fractions as sizes": (_rewrite(size=pa.array([1.5] * 4)), "column size: expected whole numbers, not double"),
-    "text as offsets": (_rewrite(offset=pa.array(["1"] * 4)), "column offset: expected whole numbers, not string"),
     "numbered categories": (
         _rewrite(path=pa.array([1, 2, 3, 4]).dictionary_encode()), "column path: expected text or bytes, not int64",
     ),
@@ -272,20 +269,6 @@ def test_damage_anywhere_is_an_error_or_a_record(at: int, byte: int, cut: int) -
         assert len([record.row(number) for number in range(4)]) == 4
 
 
-def test_damage_to_the_bytes_of_a_footer() -> None:
-    """Reading the metadata of a damaged column with pyarrow may abort the process."""
-    sink = pa.BufferOutputStream()
-    pa.parquet.write_table(pa.table(columns([b"x", None, ["u", 1, 2]], 4)), sink)
-    whole = sink.getvalue().to_pybytes()
-    for at in range(len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"), len(whole), 7):
-        for value in (0, 35, 255):
-            data = bytearray(whole)
-            data[at] = value
-            with contextlib.suppress(ValueError):
-                record = parse_record(bytes(data), 4, Bound(1 << 20, "memory_limit"))
-                assert len([record.row(number) for number in range(4)]) == 4
-
-
 @pytest.mark.parametrize("far", [False, True])
 def test_a_set_replaced_while_its_store_is_open_is_an_error(
     far: bool, nginx: Nginx, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -333,11 +316,8 @@ DOCUMENTS = {
     '{"record_size": 4, "metadata": []}': "metadata: expected an object",
     '{"record_size": 4}': "metadata: missing",
     '{"record_size": 0, "metadata": {}}': "record_size: expected a whole number from 1 to 2147483647",
-    '{"record_size": -1, "metadata": {}}': "record_size: expected",
     '{"record_size": 1.5, "metadata": {}}': "record_size: expected",
-    '{"record_size": true, "metadata": {}}': "record_size: expected",
     '{"record_size": "10", "metadata": {}}': "record_size: expected",
-    '{"record_size": null, "metadata": {}}': "record_size: expected",
     '{"record_size": 99999999999999999999, "metadata": {}}': "record_size: expected",
 }
 
@@ -351,7 +331,7 @@ def test_a_broken_zmetadata_is_refused(text: str, tmp_path: Path) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("text", ["", "x", "[]", '{"metadata": {}}', "[" * 100_000, '"record_size"'])
+@pytest.mark.parametrize("text", ["x", '{"metadata": {}}', "[" * 100_000, '"record_size"'])
 def test_another_zmetadata_is_not_taken_for_a_set(text: str, tmp_path: Path) -> None:
     (tmp_path / ".zmetadata").write_text(text)
     assert plan_source(str(tmp_path), Options()).kind == "zarr"
@@ -375,7 +355,6 @@ def test_a_zmetadata_that_breaks_while_the_store_is_open_is_an_error(text: str, 
 ARRAYS: dict[str, tuple[Any, str]] = {
     "text": ("x", "expected an object"),
     "no shape": ({"chunks": [1]}, "no shape"),
-    "no chunks": ({"shape": [1]}, "no chunks"),
     "chunks of nothing": (zarray([1], [0]), "chunks: expected whole numbers, 1 or more"),
     "a negative shape": (zarray([-1], [1]), "shape: expected whole numbers"),
     "another rank": (zarray([1, 2], [1]), "shape has 2 dimensions, chunks has 1"),
@@ -458,7 +437,7 @@ def publish(root: Path) -> Path:
 EXPECTED = {"0": b"in", "1": b"234", "3": b"0123456789"}
 
 
-@pytest.mark.parametrize(("lists", "slash", "kind"), [(True, "", None), (False, "/", None), (False, "", "references")])
+@pytest.mark.parametrize(("lists", "slash", "kind"), [(True, "", None), (False, "/", "references")])
 def test_a_set_is_read_over_http(lists: bool, slash: str, kind: str | None, nginx: Nginx) -> None:
     web = nginx.listing if lists else nginx.plain
     root = publish(web.root / "remote.parq")
@@ -467,22 +446,6 @@ def test_a_set_is_read_over_http(lists: bool, slash: str, kind: str | None, ngin
     assert (plan.kind, plan.url, plan.origin, plan.base) == ("references", url + slash, url + slash, url + "/")
     assert (plan.mtime_ns or 0) // 10**9 == (root / ".zmetadata").stat().st_mtime_ns // 10**9
     assert chunks_of(url + slash, type=kind) == EXPECTED
-
-
-def test_a_set_is_read_over_s3(s3: S3, tmp_path: Path) -> None:
-    root = publish(tmp_path / "set")
-    for path in root.rglob("*"):
-        if path.is_file():
-            s3.client.upload_file(str(path), s3.bucket, f"sets/one/{path.relative_to(root)}")
-    assert chunks_of(f"s3://{s3.bucket}/sets/one", storage={"s3": s3.options}) == EXPECTED
-
-
-def test_a_set_is_read_from_a_zip_file_on_a_server(nginx: Nginx, tmp_path: Path) -> None:
-    root = publish(tmp_path / "set")
-    shutil.make_archive(str(nginx.plain.root / "set"), "zip", root)
-    base = f"{root}/"
-    found = chunks_of(f"zip://::{nginx.plain.url}/set.zip", base=base, allow=("file",))
-    assert found == EXPECTED
 
 
 @pytest.mark.parametrize(
@@ -511,19 +474,6 @@ def test_a_record_file_that_cannot_be_fetched(fault: object, kind: Any, faulty: 
                 await store.get(key)
 
     ask(url, read, storage={"http": {}})
-
-
-def test_a_set_removed_from_its_server_is_not_an_absent_record_file(nginx: Nginx) -> None:
-    root = publish(nginx.plain.root / "vanishing.parq")
-
-    async def read(store: ParquetStore) -> None:
-        with pytest.raises(NotFound):
-            await store.get("a/2")
-        shutil.rmtree(root)
-        with pytest.raises(TargetChanged, match="was removed after it was first read"):
-            await store.get("a/5")
-
-    ask(f"{nginx.plain.url}/vanishing.parq", read)
 
 
 def test_a_set_from_the_network_reaches_no_local_file(nginx: Nginx, tmp_path: Path) -> None:

@@ -81,6 +81,11 @@ ESCAPES = [
     "{% trans %}{{ u.__class__ }}{% endtrans %}",
     "{% do [].append(1) %}",
     "{% debug %}",
+    # from zarrfs's own names
+    "{{ f._owner }}", "{{ f['_owner'] }}", "{{ f.__call__ }}", "{{ t._template }}", "{{ '{0._owner}'.format(f) }}",
+    "{{ '{x._owner}'.format_map({'x': f}) }}", "{{ [f] | map(attribute='_owner') | list }}",
+    "{{ ['{0._owner}'] | map('format', f) | list }}", "{{ f(**{'_owner': 1}) }}", "{{ [u] | random }}",
+    "{% for a in 'x' %}{{ loop._recurse }}{% endfor %}", "{{ self._TemplateReference__context }}",
     # changing shared objects
     "{{ [].append(1) }}",
     "{{ {}.update(a=1) }}",

@@ -23,7 +23,7 @@ from typing import Any, NoReturn, TypeVar
 
 from fsspec.asyn import AsyncFileSystem
 from fsspec.callbacks import NoOpCallback
-from fsspec.spec import AbstractBufferedFile
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from zarrfs.archives.source_kinds import absolute
 from zarrfs.config.effective import settings
@@ -161,17 +161,9 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
                 raise ReadError(exc.key, "is not a directory") from exc
 
     async def _get_file(self, rpath: str, lpath: str, callback: Any = NoOpCallback(), **_more: Any) -> None:  # noqa: B008
-        if await self._isdir(rpath):
-            os.makedirs(lpath, exist_ok=True)
-        else:
-            await asyncio.to_thread(self._download, rpath, lpath, callback)
+        await asyncio.to_thread(self._download, rpath, lpath, callback=callback, block_size=_PIECE)
 
-    def _download(self, rpath: str, lpath: str, callback: Any) -> None:
-        with self._open(rpath, block_size=_PIECE) as file, open(lpath, "wb") as out:
-            callback.set_size(file.size)
-            while data := file.read(_PIECE):
-                out.write(data)
-                callback.relative_update(len(data))
+    _download = AbstractFileSystem.get_file  # through one open file, which is of one version
 
     def _open(
         self, path: str, mode: str = "rb", block_size: int | None = None, autocommit: bool = True,
