@@ -114,36 +114,26 @@ def nothing(data: bytes) -> bytes:
     return b""
 
 
-@pytest.mark.parametrize("damage", [cut, nothing])
-@pytest.mark.parametrize("array", ["blosc", "raw", "gzip", "zstd"])
+@pytest.mark.parametrize(
+    ("array", "damage"),
+    [("blosc", cut), ("raw", cut), ("raw", longer), ("gzip", nothing), ("zstd", cut), ("crc", flipped),
+     ("shard", flipped)],
+)  # fmt: skip
 def test_a_chunk_that_does_not_decode_is_reported_with_its_codec(
     hier: Path, array: str, damage: Callable[[bytes], bytes]
 ) -> None:
+    if not (hier / array).exists():
+        return  # Zarr v2 has no such codec
     chunk = a_chunk(hier / array)
     chunk.write_bytes(damage(chunk.read_bytes()))
     key, kind, reason = only_bad(hier)
     assert (key, kind) == (str(chunk.relative_to(hier)), "undecodable")
-    assert reason.startswith({"raw": "bytes"}.get(array, array)), reason  # the reason names the codec
+    codec = {"raw": "bytes", "crc": "crc32c", "shard": ""}.get(array, array)
+    assert reason.startswith(codec) or "checksum" in reason, reason  # the reason names the codec
     _report, arrays, _gets = checked(hier)
     assert arrays[array].decoded == arrays[array].chunks - 1
     report, _arrays, _gets = checked(hier, decode=False)
     assert report.clean
-
-
-def test_a_raw_chunk_of_a_wrong_size_is_undecodable(hier: Path) -> None:
-    chunk = a_chunk(hier / "raw")
-    chunk.write_bytes(longer(chunk.read_bytes()))
-    assert only_bad(hier)[:2] == (str(chunk.relative_to(hier)), "undecodable")
-
-
-@pytest.mark.parametrize("array", ["crc", "shard"])
-def test_a_wrong_checksum_is_undecodable(array: str, tmp_path: Path) -> None:
-    hier = shutil.copytree(DATA / "zarr/v3_hier", tmp_path / "hier")
-    chunk = a_chunk(hier / array)
-    chunk.write_bytes(flipped(chunk.read_bytes()))
-    key, kind, reason = only_bad(hier)
-    assert (key, kind) == (str(chunk.relative_to(hier)), "undecodable")
-    assert "crc32c" in reason or "checksum" in reason
 
 
 def test_files_outside_the_grid_are_reported(hier: Path) -> None:
@@ -177,31 +167,6 @@ def test_a_chunk_with_another_separator_than_that_of_its_array_is_outside_the_gr
 
 def edited(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def test_metadata_that_differs_from_consolidated_metadata_is_bad(hier: Path) -> None:
-    v3 = (hier / "zarr.json").exists()
-    document = "raw/zarr.json" if v3 else "raw/.zarray"
-    edited(hier / document, fill_value=7)
-    key, kind, reason = only_bad(hier)
-    assert (key, kind) == (document, "bad metadata")
-    assert f"differs from {'zarr.json' if v3 else '.zmetadata'}" in reason
-
-
-def test_a_node_missing_from_consolidated_metadata_is_bad_metadata(hier: Path) -> None:
-    shutil.copytree(hier / "scalar", hier / "sub/new")
-    report, _arrays, _gets = checked(hier)
-    assert {bad.key.rpartition("/")[0] for bad in report.bad} == {"sub/new"}
-    assert {(bad.kind, bad.reason) for bad in report.bad} == {
-        ("bad metadata", "consolidated metadata does not have it")
-    }
-
-
-def test_a_node_that_only_consolidated_metadata_has_is_bad_metadata(hier: Path) -> None:
-    shutil.rmtree(hier / "scalar")
-    report, _arrays, _gets = checked(hier)
-    assert {bad.key.partition("/")[0] for bad in report.bad} == {"scalar"}
-    assert all("is not there" in bad.reason for bad in report.bad)
 
 
 @pytest.mark.parametrize(

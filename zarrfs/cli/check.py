@@ -45,10 +45,9 @@ def check(
     """Read all of SOURCE, or below KEY, and report what cannot be read or contradicts its Zarr metadata.
 
     Every byte that an entry refers to is fetched once, in bounded memory; blobs are compared with their
-    hash. Where there are arrays of Zarr, every chunk is decoded, files outside the grid of their array are
-    found, and metadata is compared with consolidated metadata. The exit status is 1 if anything is bad or
-    was left out of SOURCE, else 0. A symbolic link that leads nowhere is bad where links are followed;
-    otherwise it is only counted.
+    hash. Where there are arrays of Zarr, every chunk is decoded, and files outside the grid of their array
+    are found. The exit status is 1 if anything is bad or was left out of SOURCE, else 0. A symbolic link that
+    leads nowhere is bad where links are followed; otherwise it is only counted.
 
     With --shard several processes divide the files. Every share examines the metadata of arrays.
     """

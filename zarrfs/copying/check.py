@@ -1,17 +1,13 @@
 """The check of a store: every value is read once, in bounded memory; chunks of arrays are decoded.
 
-Metadata documents are compared with their copies in consolidated metadata, and a file in the directory of an array
-that is no chunk of its grid is a fault.
+An invalid metadata document is a fault, and so is a file in the directory of an array that is no chunk of its grid.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import logging
 from collections.abc import AsyncIterator
-from typing import Any
 
 import trio
 
@@ -19,23 +15,20 @@ from zarrfs.concurrency.budget import MemoryBudget
 from zarrfs.config.shares import WHOLE, Share
 from zarrfs.copying.array_survey import nodes_of
 from zarrfs.copying.check_report import BAD_METADATA, OUTSIDE, UNDECODED, ArrayCheck, CheckReport, Unsound
-from zarrfs.errors import NotDirectory, NotFound, ReadError, StoreError, ZarrfsError
+from zarrfs.errors import NotDirectory, NotFound, ReadError, ZarrfsError
 from zarrfs.references.parquet import ParquetStore
-from zarrfs.store.api import Info, Kind, Store, join_key, split_key, walk
+from zarrfs.store.api import Info, Kind, Store, split_key, walk
 from zarrfs.store.traversal import PIECE, check_length, extents, follow
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.cpus import usable
 from zarrfs.views.hierarchy import Hierarchy, Node
-from zarrfs.zarr import DOCUMENT_MAX, DOCUMENTS, is_litter
-from zarrfs.zarr.consolidated import consolidated
+from zarrfs.zarr import DOCUMENTS, is_litter
 from zarrfs.zarr.errors import MetadataError
-from zarrfs.zarr.jsontext import load_json
-from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
+from zarrfs.zarr.model import ArrayMetadata
 
 log = logging.getLogger(__name__)
 
 READERS = 16  # files read at the same time
-_V2_DOCUMENTS = (".zarray", ".zgroup", ".zattrs")
 _INLINE = 16 << 10  # bytes: decoding no more than these is faster than moving to a thread
 
 
@@ -60,11 +53,8 @@ class _Check:
         self._threads = trio.CapacityLimiter(usable())
         self._objects = trio.CapacityLimiter(1)  # one at a time: the memory that objects take is not known in advance
         self._arrays: dict[str, ArrayCheck] = {}  # by the directory of their chunks
-        # by key of a document that consolidated metadata contains: the key of that metadata, the digest of the copy
-        self._copies: dict[str, tuple[str, bytes]] = {}
         self._invalid: dict[str, str] = {}  # by key of a metadata document that can be read: why it is invalid
         self._unexamined: list[Exception] = []  # why groups were not examined to their end
-        self._tops: list[tuple[str, str]] = []  # (group with consolidated metadata, file name of that metadata)
 
     async def run(self, key: str, share: Share) -> None:
         await self._expect(key, share)
@@ -79,13 +69,9 @@ class _Check:
                     if share.has(at):
                         await send.send((at, info))
                     else:
-                        self._copies.pop(at, None)
                         self._invalid.pop(at, None)
-        for at, (by, digest) in self._copies.items():
-            if not _is_absence(at, digest) and not await self._is_linked(at):
-                self._report.add(at, Unsound(BAD_METADATA, f"is not there, but {by} has it"))
         for at, reason in self._invalid.items():  # not a file: only consolidated metadata has it
-            if share.has(at) and at not in self._copies:
+            if share.has(at):
                 self._report.add(at, Unsound(BAD_METADATA, reason))
         if self._report.clean:  # else the walk has met the same errors
             for exc in self._unexamined:
@@ -156,9 +142,7 @@ class _Check:
         try:
             if info.size is None:
                 info = await self._store.info(key)
-            if name in DOCUMENTS and self._is_copied(key) and (info.size or 0) <= min(DOCUMENT_MAX, self._memory // 2):
-                self._compare(key, await self._get(key, 0, info.size or 0))
-            elif found is not None and index is not None and found.decodes:
+            if found is not None and index is not None and found.decodes:
                 await self._decode_file(found, key, info.size or 0, index)
                 found.decoded += 1
             else:
@@ -173,7 +157,6 @@ class _Check:
             if not isinstance(exc, ZarrfsError | OSError):
                 log.debug("%s: unexpected failure", key, exc_info=exc)
             bad = exc
-        self._copies.pop(key, None)
         self._invalid.pop(key, None)
         if found is not None and is_chunk:
             found.chunks += index is not None
@@ -274,8 +257,6 @@ class _Check:
                     continue  # not a node, but an unreadable entry
                 if node.childless:
                     self._add_array(node)
-                elif isinstance(node.metadata, GroupMetadata):
-                    await self._add_copies(node)
                 elif node.problem is not None:
                     self._invalid[node.documents[0]] = node.problem
         except (ZarrfsError, OSError) as exc:
@@ -301,69 +282,6 @@ class _Check:
             if _memory_of(array if found.sharding is None else found.sharding.inner, 0) > self._memory:
                 found.note = f"chunks of {array.chunk_bytes} bytes do not fit in memory_limit=: they are only read"
             found.decodes = found.note is None
-
-    async def _add_copies(self, group: Node) -> None:
-        """Record the copies of documents below a group in its consolidated metadata."""
-        assert isinstance(group.metadata, GroupMetadata)
-        for name in ("zarr.json",) if group.metadata.generation == "v3" and group.documents else (".zmetadata",):
-            key = join_key(group.chunks, name)
-            try:
-                found = consolidated(name, await self._store.get(key, 0, DOCUMENT_MAX))
-            except StoreError:  # not there, or a directory
-                continue
-            except MetadataError as exc:
-                self._invalid[key] = str(exc)
-                continue
-            if found is None:
-                continue
-            self._tops.append((group.chunks, name))
-            for path, documents in found.items():
-                for document, value in documents.items():
-                    if path or document != "zarr.json":  # the group's own zarr.json contains no copy of itself
-                        where = join_key(join_key(group.chunks, path) if path else group.chunks, document)
-                        self._copies.setdefault(where, (key, _digest(value)))
-
-    def _is_copied(self, key: str) -> bool:
-        """Return whether consolidated metadata contains the document `key`, or should."""
-        prefix, name = split_key(key)
-        return key in self._copies or any(
-            not top or prefix == top or prefix.startswith(top + "/")
-            for top, by in self._tops
-            if (name in _V2_DOCUMENTS if by == ".zmetadata" else name == "zarr.json" and prefix != top)
-        )
-
-    def _compare(self, key: str, data: Buffer) -> None:
-        """Compare a document with its copy in consolidated metadata."""
-        try:
-            own = _digest(load_json(data))
-        except MetadataError as exc:
-            raise Unsound(BAD_METADATA, str(exc)) from exc
-        by, digest = self._copies.get(key, ("", None))
-        if digest is None and not _is_absence(key, own):
-            raise Unsound(BAD_METADATA, "consolidated metadata does not have it")
-        if digest is not None and own != digest:
-            raise Unsound(BAD_METADATA, f"differs from {by}")
-
-    async def _is_linked(self, key: str) -> bool:
-        """Return whether a document exists behind a symbolic link: its own, or one of a directory above it."""
-        try:
-            return await follow(self._store, key) is not None
-        except (NotFound, NotDirectory):
-            return False
-        except (ZarrfsError, OSError):
-            return True  # the entry with this error is reported itself
-
-
-def _is_absence(key: str, digest: bytes) -> bool:
-    """Return whether a document means the same as no document: a .zattrs without attributes."""
-    return split_key(key)[1] == ".zattrs" and digest == _digest({})
-
-
-def _digest(document: Any) -> bytes:
-    """Return a digest of a document's content, without the consolidated metadata in it."""
-    if isinstance(document, dict):
-        document = {name: value for name, value in document.items() if name != "consolidated_metadata"}
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
 
 
 def _memory_of(array: ArrayMetadata, size: int) -> int:
