@@ -38,7 +38,7 @@ CALLS: dict[str, tuple[Callable[[Path], object], int | None]] = {
 }
 
 
-EXCEPTIONS = ("ValueError", "OSError", "FileNotFoundError", "KeyError", "RecursionError")
+EXCEPTIONS = ("ValueError", "FileNotFoundError", "RecursionError")
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_a_handler_that_raises_fails_its_request_only(handler: str, root: Path) 
         assert sorted(os.listdir(root)) == ["file", "link", "other"]
         assert (root / "file").read_bytes() == b"content"
         assert os.readlink(root / "link") == "file"
-    for told in ("ValueError: (2, 'injected')", "[Errno 2] injected", "KeyError: ", "RecursionError: "):
+    for told in ("ValueError: (2, 'injected')", "[Errno 2] injected", "RecursionError: "):
         line = rf"^{handler} \S+: {re.escape(told)}.*\[EIO\]$"
         until(lambda line=line: re.search(line, log.read_text(), re.MULTILINE))  # type: ignore[misc]
     if handler == "read":
