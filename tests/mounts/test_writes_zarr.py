@@ -15,6 +15,7 @@ from zarr.testing.stateful import ZarrHierarchyStateMachine
 
 from tests.conftest import DATA
 from tests.mounts.mounting import mounted
+from tests.mounts.test_writes_faults import upper
 from tests.mounts.treemodel import differences, snapshot
 
 BOUNDS = settings(
@@ -24,11 +25,6 @@ BOUNDS = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
-
-
-def upper(directory: Path) -> str:
-    (directory / "upper").mkdir(exist_ok=True)
-    return f"upperdir={directory}/upper"
 
 
 # -- the same program on a mount and on a plain directory

@@ -259,16 +259,24 @@ def test_no_more_than_the_given_bytes_are_copied_up(tmp_path: Path, monkeypatch:
     assert (tmp_path / "upper/b").read_bytes() == b"val"
 
 
-def test_truncating_a_file_of_unknown_size_does_not_request_its_size(tmp_path: Path) -> None:
+def test_the_size_of_a_file_on_a_server_is_requested_unless_it_is_truncated(tmp_path: Path) -> None:
     class Unsized(FileSystemStore):
+        @property
+        def remote(self) -> bool:
+            return True
+
         async def info(self, key: str, sized: bool = True) -> Info:
             assert not sized or key != "a", "a request"
-            return (await super().info(key, sized))._replace(size=None)
+            info = await super().info(key, sized)
+            return info if sized else info._replace(size=None)
 
     async def check(store: Overlay) -> None:
         assert (await store.copy_up("a", 0)).st_size == 0
+        assert (await store.copy_up("b", 3)).st_size == 3
+        await store.copy_up("c")
 
-    run(tmp_path, {"a": b"value"}, check, Unsized)
+    run(tmp_path, dict.fromkeys("abc", b"value"), check, Unsized)
+    assert [(tmp_path / "upper" / name).read_bytes() for name in "abc"] == [b"", b"val", b"value"]
 
 
 def test_a_value_that_ends_early_while_it_is_copied_up_is_an_error(tmp_path: Path) -> None:

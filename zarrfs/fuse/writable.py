@@ -227,13 +227,12 @@ class WritableOperations(FileOperations):
         """Check that a new name is free, copy up its parents, and return its key."""
         key = self._key_in(parent_inode, name)
         self.overlay.check_name(split_key(key)[1])
-        if not self.upper.plain:
-            if not self.overlay.lacks(key):  # an entry of the upper directory makes the system call itself fail
-                with contextlib.suppress(NotFound):
-                    now.find(key)
-                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), key)
-            if not self._in_upper(parent_inode):
-                now.make_parents(key)
+        if not self.overlay.lacks(key):  # an entry of the upper directory makes the system call itself fail
+            with contextlib.suppress(NotFound):
+                now.find(key)
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), key)
+        if not self._in_upper(parent_inode):
+            now.make_parents(key)
         return key
 
     def _give(self, directory: int, entry: bytes, mode: int, ctx: RequestContext) -> None:

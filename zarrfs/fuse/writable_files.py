@@ -347,10 +347,10 @@ class FileOperations(Operations):
         """Send entries after offset `start_id`, in the order of their offsets."""
         directory: WritableDirectoryHandle = self._directories[fh]
         if start_id == 0 or directory.entries is None:
-            directory.changes = self.changes
             inode = directory.inode
             directory.entries = await self.overlay.change(lambda now: now.entries(self.inodes.key(inode)))
             directory.entries.sort(key=_offset)
+            directory.changes = self.changes
         prefix = self.inodes.key(directory.inode)  # ENOENT if it was removed, as on local file systems
         if start_id < 2 and not self._send_dots(prefix, start_id, token):
             return

@@ -278,8 +278,8 @@ class Overlay(WrappingStore):
                 raise NotFound(key)
             if info.kind is not Kind.FILE:
                 await self.change(lambda now: self._copy_name(key, info, now))
-            elif not await self._copy_file(key, info, size):  # its name was taken or removed meanwhile
-                raise NotFound(key)
+            else:
+                await self._copy_file(key, info, size)
             status = self.upper.status(key)
             if status is None:  # removed meanwhile
                 raise NotFound(key)
@@ -294,8 +294,7 @@ class Overlay(WrappingStore):
         if info.kind is Kind.SYMLINK and self.upper.status(key) is None and not self.upper.covers(key):
             self.make(key, info)
 
-    async def _copy_file(self, key: str, info: Info, most: int | None) -> bool:
-        """Copy up a file; return False if its name was taken or removed meanwhile."""
+    async def _copy_file(self, key: str, info: Info, most: int | None) -> None:
         whole = info.size if most != 0 else 0  # to truncate to 0 bytes, an unknown size is not requested
         if whole is None:
             whole = (await self.lower.info(key)).size or 0
@@ -311,17 +310,16 @@ class Overlay(WrappingStore):
                         size = value.size if most is None else min(value.size, most)
                     await self._copy_data(new.descriptor, value, key, info._replace(size=size))
             await trio.to_thread.run_sync(self._finish, new, info, size)
-            return await self.change(lambda now: self._place(new, key, now))
+            await self.change(lambda now: self._place(new, key, now))
         finally:
             new.close()
 
-    def _place(self, new: NewFile, key: str, now: Now) -> bool:
-        if self.upper.status(key) is not None or self.upper.covers(key):
-            return False
+    def _place(self, new: NewFile, key: str, now: Now) -> None:
+        if self.upper.status(key) is not None or self.upper.covers(key):  # taken or removed meanwhile
+            raise NotFound(key)
         now.make_parents(key)
         with self.upper.at(key) as (directory, name), keep_times(directory):
             new.place(directory, name)
-        return True
 
     async def _copy_data(self, descriptor: int, value: Value, key: str, info: Info) -> None:
         """Copy the first `info.size` bytes without their holes, which may be larger than any disk."""
