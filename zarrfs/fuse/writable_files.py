@@ -129,7 +129,6 @@ class FileOperations(Operations):
     ) -> None:
         super().__init__(overlay, options, about, on_ready, overlay.lower)
         self.overlay, self.upper = overlay, overlay.upper
-        overlay.mode_of = self.permissions.unmasked
         self.inodes: WritableInodeTable = WritableInodeTable()
         lower = overlay.lower
         # With a writeback cache the kernel owns sizes, so it needs correct ones from the first lookup on. A directory
@@ -299,26 +298,17 @@ class FileOperations(Operations):
         return await super().read(fh, off, size)
 
     @handler
+    @answering
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
-        """Write `buf`; return the number of bytes written.
-
-        After an error such as ENOSPC return the number of bytes written before it. Raise the error if there are none,
-        or with a writeback cache; always raise those of a wrong request, such as EFBIG.
-        """
-        file, done = self._files[fh], 0
+        """Write `buf`; return the number of bytes written, which may be smaller, as for write(2) on a full disk."""
+        file = self._files[fh]
         if file.descriptor is None or not file.upper:
             raise Refused(file.key, errno.EBADF)
         self.changes += 1
         kept = os.fstat(file.descriptor) if self.enable_writeback_cache else None  # the kernel sets times itself
-        try:
-            done = os.pwrite(file.descriptor, buf, off)
-            while done < len(buf):
-                done += os.pwrite(file.descriptor, memoryview(buf)[done:], off + done)
-        except OSError as exc:
-            if exc.errno in _REFUSALS:
-                raise Refused(file.key, exc.errno) from exc
-            if not done or self.enable_writeback_cache:  # the kernel's writeback does not handle short writes
-                raise
+        done = os.pwrite(file.descriptor, buf, off)
+        while done < len(buf) and self.enable_writeback_cache:  # the writeback needs the error
+            done += os.pwrite(file.descriptor, memoryview(buf)[done:], off + done)
         if kept is not None:
             os.utime(file.descriptor, ns=(kept.st_atime_ns, kept.st_mtime_ns))
         return done

@@ -184,7 +184,6 @@ class Overlay(WrappingStore):
         self.upper, self.owner = upper, owner
         # a store on a server has no links, and resolving them would take a request for every parent of a key
         self.has_links = lower.has_links or not lower.remote
-        self.mode_of: Callable[[Info], int] = ordinary_mode  # permission bits of entries that are copied up
         self._copies: SingleFlight[str] = SingleFlight()
         self._told: set[str] = set()
         self._absent: set[str] = set()  # negative entries of an immutable lower store
@@ -343,7 +342,7 @@ class Overlay(WrappingStore):
         os.ftruncate(descriptor, size)
         if self.owner is not None:
             os.fchown(descriptor, *self.owner)
-        os.fchmod(descriptor, self.mode_of(info))
+        os.fchmod(descriptor, ordinary_mode(info))
         if info.mtime_ns is not None:
             os.utime(descriptor, ns=(info.mtime_ns, info.mtime_ns))
         os.fsync(descriptor)  # otherwise, after a power failure, an empty file might hide the lower one
@@ -363,7 +362,7 @@ class Overlay(WrappingStore):
                 if self.owner is not None:
                     os.chown(UNFINISHED, *self.owner, dir_fd=directory, follow_symlinks=False)
                 if info.kind is Kind.DIRECTORY:
-                    os.chmod(UNFINISHED, self.mode_of(info), dir_fd=directory)
+                    os.chmod(UNFINISHED, ordinary_mode(info), dir_fd=directory)
                 if info.mtime_ns is not None:
                     times = info.mtime_ns, info.mtime_ns
                     os.utime(UNFINISHED, ns=times, dir_fd=directory, follow_symlinks=False)
@@ -500,8 +499,4 @@ def _joined(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _with_mode(info: Info) -> Info:
     """Return a lower entry with permission bits: those of _MODES if the lower store has none."""
-    return info if info.mode is not None else info._replace(mode=_mode(info))
-
-
-def _mode(info: Info) -> int:
-    return _MODES[info.kind] if info.mode is None else info.mode
+    return info if info.mode is not None else info._replace(mode=_MODES[info.kind])
