@@ -181,20 +181,6 @@ def test_an_open_array_whose_layout_changes_is_an_error(key: str, change: dict[s
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-def test_attributes_are_those_of_the_first_look_and_the_array_stays_readable(tmp_path: Path) -> None:
-    small(zarr.open_group(tmp_path, mode="w", zarr_format=2), "x")
-
-    async def main() -> None:
-        async with view_of(tmp_path) as view:
-            array = await view.open("x.npy")
-            (tmp_path / "x/.zattrs").write_text('{"n": 7}')
-            await trio.sleep(1.1)
-            assert json.loads(bytes(await view.get("x.json"))) == {"n": 3}
-            assert bytes(await array.read(0, array.size)) == npy(3)
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
-
-
 def test_attributes_with_a_nan_stay_as_in_the_source(tmp_path: Path) -> None:
     root = zarr.open_group(tmp_path, mode="w", zarr_format=2)
     small(root, "x")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.views.arraystores import Array, Shape, flat_bytes, items_of, read_array, shapes, with_view, write
 from zarrfs.errors import ReadError
-from zarrfs.metrics.counters import COUNTS, counters
+from zarrfs.metrics.counters import COUNTS
 from zarrfs.store.api import Value
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.system.buffers import Buffer
@@ -143,19 +143,6 @@ def test_a_read_of_several_runs_of_a_chunk_is_of_one_version(tmp_path: Path) -> 
         assert {*data[:4].tolist(), *data[8:].tolist()} in ({old}, {new})
 
     trio.run(main)
-
-
-def test_a_band_larger_than_the_cache_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    items = plain(tmp_path, (64, 256), (32, 64))
-
-    async def check(view: ArraysView) -> None:
-        for _ in range(2):
-            data = b"".join([bytes(await items_of(view, at, 1000)) for at in range(0, items.nbytes, 1000)])
-            assert data == items.tobytes()
-        assert counters()["memory_kept_bytes"] <= 20_000
-
-    with_view(tmp_path, check, budget=20_000)
-    assert len([record for record in caplog.records if "again and again" in record.message]) == 1
 
 
 @pytest.mark.parametrize("compressors", [None, "auto"])

@@ -80,8 +80,7 @@ def test_a_bad_group_in_consolidated_metadata_is_an_error_for_itself_alone(fault
     trio.run(main)
 
 
-@pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize(("whole", "compressed"), [(False, True), (True, False)])
 def test_a_changed_chunk_is_seen_though_the_server_sends_no_times(
     faulty: Faulty, compressed: bool, whole: bool
 ) -> None:
@@ -112,34 +111,24 @@ def test_a_changed_chunk_is_seen_though_the_server_sends_no_times(
     trio.run(main, clock=clock)
 
 
-@pytest.mark.parametrize("key", ["0/0", "1/0", "1/1"])
-def test_old_nested_chunks_are_found_where_the_server_cannot_list(faulty: Faulty, key: str) -> None:
-    base = f"/old/{key}"
-    faulty.put(f"{base}/x/.zarray", v2(dtype="|u1"))
-    faulty.put(f"{base}/.zgroup", GROUP_2)
-    faulty.put(f"{base}/x/{key}", b"\1" * 100)
-
-    async def main() -> None:
-        view = open_source(f"{faulty.url}{base}", Options(view="arrays", retries=0))
-        try:
-            assert sum(bytes(await items_of(view))) == 100
-        finally:
-            await view.aclose()
-
-    trio.run(main)
-
-
-@pytest.mark.parametrize("place", ["zip", "web"])
-def test_old_nested_chunks_are_found_by_a_listing(nginx: Nginx, place: str, tmp_path: Path) -> None:
-    tree = {".zgroup": GROUP_2, "x/.zarray": v2(shape=[100, 100], dtype="|u1"), "x/3/4": b"\1" * 100}
+@pytest.mark.parametrize(
+    ("place", "key", "side"),
+    [("zip", "3/4", 100), ("listing", "3/4", 100), *(("plain", key, 20) for key in ("0/0", "1/0", "1/1"))],
+)
+def test_old_nested_chunks_are_found(
+    nginx: Nginx, faulty: Faulty, place: str, key: str, side: int, tmp_path: Path
+) -> None:
+    """A document without dimension_separator does not tell that they are nested; a plain server cannot list."""
+    tree = {".zgroup": GROUP_2, "x/.zarray": v2(shape=[side, side], dtype="|u1"), f"x/{key}": b"\1" * 100}
     if place == "zip":
         url = str(tmp_path / "s.zip")
         with zipfile.ZipFile(url, "w") as archive:
-            for key, value in tree.items():
-                archive.writestr(key, value)
+            for name, value in tree.items():
+                archive.writestr(name, value)
+    elif place == "listing":
+        url = f"{nginx.listing.url}/{written(nginx.listing.root, tree).name}"
     else:
-        base = written(nginx.listing.root, tree)
-        url = f"{nginx.listing.url}/{base.name}"
+        url = put_exact(faulty, f"old/{key}", tree)
     assert int(read_array(url, "x", Options(retries=0)).sum()) == 100
 
 

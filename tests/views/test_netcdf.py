@@ -262,22 +262,6 @@ def test_any_names_and_attributes_make_a_readable_file(
         assert read(file) == len(described.variables)
 
 
-@pytest.mark.parametrize("path", ["_gap", "_gap/x"])
-def test_a_large_file_may_hold_a_variable_of_any_name(path: str, tmp_path: Path) -> None:
-    """Even one like that of the data set which reserves space between header and data."""
-    root = zarr.open_group(tmp_path / "z", mode="w", zarr_format=2)
-    root.create_array(path, shape=(5_000_000,), chunks=(500_000,), dtype="u1", fill_value=1)
-
-    async def main() -> None:
-        async with netcdf_view(tmp_path / "z") as view:
-            (tmp_path / "x.nc").write_bytes(await view.get("x.nc"))
-
-    trio.run(main)
-    with h5py.File(tmp_path / "x.nc") as file:
-        assert file[path][-2:].tolist() == [1, 1]
-        assert ".gap" not in file
-
-
 def test_the_file_is_named_after_the_source() -> None:
     assert name_of("/data/forecast.zarr") == "forecast"
     assert name_of("s3://bucket/air.json.zst") == "air"

@@ -96,38 +96,6 @@ def test_nested_chunks_of_old_stores_are_detected(tmp_path: Path) -> None:
         on_view(tmp_path, both, 3, as_v3, index=index)
 
 
-@pytest.mark.parametrize("change", ["document", "removed"])
-def test_chunks_of_an_array_whose_document_has_changed_are_errors_until_a_new_view(
-    tmp_path: Path, change: str
-) -> None:
-    """A removed array is an error, too: its chunks would be read as fill values."""
-    base = written(tmp_path, {"a/.zarray": v2(), "a/0.0": b"1", "b/.zarray": v2(), "b/0.0": b"2"})
-
-    async def main() -> None:
-        view = TranslatedView(FileSystemStore(str(base)), 3)
-        before = bytes(await view.get("a/zarr.json"))
-        assert (await view.info("a/0.0")).identity == (await view.lower.info("a/0.0")).identity
-        if change == "document":
-            (base / "a/.zarray").write_bytes(v2(shape=[1000, 20]))
-            os.utime(base / "a/.zarray", ns=(5, 5))
-        else:
-            shutil.rmtree(base / "a")
-        await trio.sleep(1.1)
-        assert bytes(await view.get("a/zarr.json")) == before
-        for call in (view.get, view.open, view.info):
-            with pytest.raises(TargetChanged, match="a has changed"):
-                await call("a/0.0")
-        assert bytes(await view.get("b/0.0")) == b"2"
-        await view.aclose()
-        if change == "document":
-            view = TranslatedView(FileSystemStore(str(base)), 3)
-            assert json.loads(bytes(await view.get("a/zarr.json")))["shape"] == [1000, 20]
-            assert bytes(await view.get("a/0.0")) == b"1"
-            await view.aclose()
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
-
-
 EVICTED = ["evicted", "evicted and removed", "evicted, a group", "evicted, no document"]
 
 

@@ -108,7 +108,6 @@ class FlatArray:
         self._band_bytes = max(row * self.chunks.itemsize, 1)
         self._room = cache.max_bytes // (self.chunks.size_of_chunk + KEPT)  # chunks
         self._readers: list[_Reader] = []
-        self._warned = self._width <= self._room
 
     async def read(self, start: int, stop: int) -> Buffer:
         """Return the bytes [start, stop) of the items. Raise ReadError if a chunk cannot be read or decoded."""
@@ -232,8 +231,6 @@ class FlatArray:
         end, number = (reader.band + 1) * self._width, self.chunks.number
         ahead = min(max(bands * self._width, self._cache.threads), self._room - self._width)
         if not direct:
-            if not self._warned:
-                self._warn()
             for passed in range(end - (bands + 1) * self._width, end - self._width):
                 self._cache.retire(self.chunks.id(passed))
             in_background(self._decode, range(end, min(end + ahead, number)))
@@ -243,14 +240,6 @@ class FlatArray:
             if stop - start >= most // 2 or start < stop == number:
                 reader.fetched = stop
                 in_background(self._store.prefetch, list(dict.fromkeys(map(self.chunks.key, range(start, stop)))))
-
-    def _warn(self) -> None:
-        self._warned = True
-        band = self._width * self.chunks.size_of_chunk
-        log.warning(
-            "%s: read in order it takes %d MiB of decoded chunks at once, more than the cache of %d MiB: chunks will "
-            "be decoded again and again", self.chunks.node.path or "/", -(-band >> 20), self._cache.max_bytes >> 20,
-        )  # fmt: skip
 
     async def _decode(self, numbers: Iterable[int]) -> None:
         waiting = (number for number in numbers if not self.chunks.coming(number))
