@@ -21,7 +21,7 @@ import pytest
 from tests.archives.compiled import D, L, blobref, file, put
 from tests.conftest import PROGRAM, run, tmpfs
 from tests.copying.trees import FileState, archive_of, snapshot
-from tests.mounts.mounting import until
+from tests.mounts.mounting import daemon_pid, mounted, until
 from tests.servers import Nginx
 from zarrfs.copying.target_directory import Folder, TargetDirectory
 from zarrfs.store.api import Info, Kind
@@ -457,8 +457,27 @@ def test_a_copy_that_is_interrupted_leaves_no_part_of_a_file(number: int, nginx:
         time.sleep(0.01)
     process.send_signal(number)
     _, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (130, b"")
+    assert (process.returncode, err) == (-number, b"")
     assert os.listdir(out) == [".zgroup"]
+
+
+def test_a_copy_from_a_dead_file_system_can_be_interrupted(tmp_path: Path) -> None:
+    """The process waits in a system call, in which no handler of Python runs."""
+    (tmp_path / "big").write_bytes(bytes(4 << 20))
+    refs = {f"{number}": [str(tmp_path / "big")] for number in range(1000)}
+    with mounted(written(tmp_path / "refs.json", {"version": 1, "refs": refs}), tmp_path / "mnt") as root:
+        daemon, out = daemon_pid(root), tmp_path / "out"
+        process = subprocess.Popen([PROGRAM, "copy", root, out], stderr=subprocess.PIPE)
+        until(lambda: out.exists() and os.listdir(out))
+        os.kill(daemon, signal.SIGSTOP)
+        try:
+            time.sleep(1)  # for threads to wait for the daemon
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+            os.kill(daemon, signal.SIGCONT)
+    assert (process.returncode, err) == (-signal.SIGINT, b"")
 
 
 def test_a_full_disk_ends_the_copy_and_it_can_be_completed(tmp_path: Path) -> None:

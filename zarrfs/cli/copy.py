@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
-import shutil
+import signal
 import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -16,13 +15,13 @@ from zarrfs.cli import common, meter
 from zarrfs.config.options import Parsed
 from zarrfs.config.shares import Share
 from zarrfs.errors import SourceError, UsageError, printable, reason_of
-from zarrfs.system.signals import orderly_end
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
     from zarrfs.store.api import Store
 
 STDIN = "-"
+_DOCUMENT = "/standard-input.json"
 EPILOG = """\b
 Examples:
   zarrfs copy s3://bucket/store.zarr /scratch/store.zarr
@@ -54,7 +53,6 @@ def copy(
     status is 1. Times, modes and holes are kept, owners and set-user-ID bits are not. Nothing at DEST is removed.
     """
     from zarrfs.copying.copy import CopyReport, copy_store
-    from zarrfs.store.index import IndexStore
     from zarrfs.store.uri import path_of_uri
 
     report = CopyReport()
@@ -64,17 +62,21 @@ def copy(
         if os.path.commonpath([tree, os.path.realpath(dest)]) == tree:
             raise UsageError(f"{dest}: lies in {source}: name a directory outside of it")
 
-    async def body(store: Store, plan: Plan) -> None:
-        if source == STDIN and isinstance(store, IndexStore):  # the time of a temporary file: another one next time
-            store.mtime_ns = None
+    async def body(store: Store, _plan: Plan) -> None:
         with meter.displayed(report, parsed.options.log_level == "error"):
             await copy_store(store, dest, report, include, exclude, overwrite, share, sync)
 
     takes = "zarrfs.store.remotefiles", "zarrfs.copying.copy"
+    before = signal.getsignal(signal.SIGINT)
+    if callable(before):  # a handler of Python would wait for a system call on a dead file server
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupted copy is resumed: there is nothing to tidy up
     try:
-        with orderly_end(), _given(source) as path:
-            common.run_on_store(path, parsed, body, takes=takes)
+        if source == STDIN:
+            _copy_standard_input(functools.partial(common.run_on_store, parsed=parsed, body=body, takes=takes))
+        else:
+            common.run_on_store(source, parsed, body, takes=takes)
     finally:
+        signal.signal(signal.SIGINT, before)
         for line in report.failed:
             common.say(printable(line))
         if report.bad > len(report.failed):
@@ -84,22 +86,20 @@ def copy(
     sys.exit(1 if report.bad or report.unmatched else 0)
 
 
-@contextlib.contextmanager
-def _given(source: str) -> Iterator[str]:
-    """Yield `source`; for "-", the path of a temporary file with the content of standard input."""
-    if source != STDIN:
-        yield source
-        return
-    with tempfile.NamedTemporaryFile(prefix="zarrfs-", suffix=".json") as file:
-        try:
-            shutil.copyfileobj(sys.stdin.buffer, file)
-            file.flush()
-        except OSError as exc:
-            rule = f"cannot be kept in a temporary file: {reason_of(exc)}"
-            raise SourceError("standard input", rule) from exc
-        try:
-            yield file.name
-        except SourceError as exc:
-            if exc.source != file.name:
-                raise
-            raise SourceError("standard input", exc.rule, exc.entry) from exc
+def _copy_standard_input(run: Callable[[str], None]) -> None:
+    """Run a copy of the document on standard input, which it finds at a memory: URL."""
+    import fsspec
+
+    try:
+        data = sys.stdin.buffer.read()
+    except OSError as exc:
+        raise SourceError("standard input", reason_of(exc)) from exc
+    if not data:
+        raise SourceError("standard input", "is empty")
+    fsspec.filesystem("memory").pipe(_DOCUMENT, data)
+    try:
+        run(f"memory:/{_DOCUMENT}")
+    except SourceError as exc:
+        if _DOCUMENT not in exc.source:
+            raise
+        raise SourceError("standard input", exc.rule, exc.entry) from exc
