@@ -110,6 +110,26 @@ class WritableMount:
             subprocess.run(["umount", "-l", str(self.mountpoint)], check=True)
 
 
+def by_name(name: str, *drawn: st.SearchStrategy[Any]) -> Any:
+    """Return a rule: the operation `name` with a path and drawn arguments."""
+
+    def run(self: Machine, data: st.DataObject, given: tuple[object, ...]) -> None:
+        self.both(name, self.key(data), *given)
+
+    run.__name__ = name
+    return rule(data=st.data(), given=st.tuples(*drawn))(run)
+
+
+def by_handle(name: str, *drawn: st.SearchStrategy[Any]) -> Any:
+    """Return a rule: the operation `name` with an open file or directory and drawn arguments."""
+
+    def run(self: Machine, data: st.DataObject, given: tuple[object, ...]) -> None:
+        self.both(name, self.handle(data), *given)
+
+    run.__name__ = name
+    return precondition(lambda self: self.plain.handles)(rule(data=st.data(), given=st.tuples(*drawn))(run))
+
+
 class Machine(RuleBasedStateMachine):
     """Random operations on a mount and on a plain directory. Subclasses define what is mounted."""
 
@@ -176,9 +196,8 @@ class Machine(RuleBasedStateMachine):
 
     # -- names
 
-    @rule(data=st.data(), mode=MODES)
-    def mkdir(self, data: st.DataObject, mode: int) -> None:
-        self.both("mkdir", self.key(data), mode)
+    mkdir, unlink, look = by_name("mkdir", MODES), by_name("unlink"), by_name("look")
+    mknod = by_name("mknod", KINDS)
 
     @rule(data=st.data())
     def rmdir(self, data: st.DataObject) -> None:
@@ -187,10 +206,6 @@ class Machine(RuleBasedStateMachine):
         if self.both("rmdir", key)[0] == "done":
             self.lower.discard(gone)
 
-    @rule(data=st.data())
-    def unlink(self, data: st.DataObject) -> None:
-        self.both("unlink", self.key(data))
-
     @rule(data=st.data(), text=TARGETS)
     def symlink(self, data: st.DataObject, text: str) -> None:
         self.both("symlink", text, self.key(data))
@@ -198,10 +213,6 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def link(self, data: st.DataObject) -> None:
         self.both("link", self.key(data), self.key(data))
-
-    @rule(data=st.data(), kind=KINDS)
-    def mknod(self, data: st.DataObject, kind: int) -> None:
-        self.both("mknod", self.key(data), kind)
 
     @rule(data=st.data(), flags=st.sampled_from([0, 0, 0, NOREPLACE, EXCHANGE]))
     def rename(self, data: st.DataObject, flags: int) -> None:
@@ -217,41 +228,13 @@ class Machine(RuleBasedStateMachine):
         elif self.both("rename", key, new, flags)[0] == "done":
             self.lower.discard(replaced)
 
-    @rule(data=st.data())
-    def look(self, data: st.DataObject) -> None:
-        self.both("look", self.key(data))
+    # -- attributes and bytes
 
-    # -- attributes
-
-    @rule(data=st.data(), mode=MODES)
-    def chmod(self, data: st.DataObject, mode: int) -> None:
-        self.both("chmod", self.key(data), mode)
-
-    @rule(data=st.data(), uid=st.sampled_from([-1, 0, 1234]), gid=st.sampled_from([-1, 0, 4321]))
-    def chown(self, data: st.DataObject, uid: int, gid: int) -> None:
-        self.both("chown", self.key(data), uid, gid)
-
-    @rule(data=st.data(), mtime=MTIMES)
-    def utimens(self, data: st.DataObject, mtime: int) -> None:
-        self.both("utimens", self.key(data), mtime)
-
-    @rule(data=st.data(), name=ATTRIBUTES, value=st.binary(max_size=9), flags=st.sampled_from([0, 1, 2]))
-    def setxattr(self, data: st.DataObject, name: str, value: bytes, flags: int) -> None:
-        self.both("setxattr", self.key(data), name, value, flags)
-
-    @rule(data=st.data(), name=ATTRIBUTES)
-    def removexattr(self, data: st.DataObject, name: str) -> None:
-        self.both("removexattr", self.key(data), name)
-
-    # -- bytes
-
-    @rule(data=st.data(), flags=WRITE_FLAGS, mode=MODES, offset=OFFSETS, value=BYTES)
-    def write(self, data: st.DataObject, flags: int, mode: int, offset: int, value: bytes) -> None:
-        self.both("write", self.key(data), flags, mode, offset, value)
-
-    @rule(data=st.data(), size=OFFSETS)
-    def truncate(self, data: st.DataObject, size: int) -> None:
-        self.both("truncate", self.key(data), size)
+    chmod, truncate, utimens = by_name("chmod", MODES), by_name("truncate", OFFSETS), by_name("utimens", MTIMES)
+    chown = by_name("chown", st.sampled_from([-1, 0, 1234]), st.sampled_from([-1, 0, 4321]))
+    setxattr = by_name("setxattr", ATTRIBUTES, st.binary(max_size=9), st.sampled_from([0, 1, 2]))
+    removexattr = by_name("removexattr", ATTRIBUTES)
+    write = by_name("write", WRITE_FLAGS, MODES, OFFSETS, BYTES)
 
     @precondition(lambda self: len(self.plain.handles) < MAX_HANDLES)
     @rule(data=st.data(), flags=OPEN_FLAGS)
@@ -275,27 +258,10 @@ class Machine(RuleBasedStateMachine):
     def handle(self, data: st.DataObject) -> int:
         return int(data.draw(st.sampled_from(sorted(self.plain.handles)), label="handle"))
 
-    @precondition(lambda self: self.plain.handles)
-    @rule(data=st.data())
-    def close(self, data: st.DataObject) -> None:
-        self.both("close", self.handle(data))
-
-    @precondition(lambda self: self.plain.handles)
-    @rule(data=st.data(), name=st.sampled_from(["pread", "fstat", "names", "fsync"]), offset=OFFSETS)
-    def use(self, data: st.DataObject, name: str, offset: int) -> None:
-        self.both(name, self.handle(data), *((offset, 9000) if name == "pread" else ()))
-
-    @precondition(lambda self: self.plain.handles)
-    @rule(data=st.data(), name=st.sampled_from(["pwrite", "append", "map_write"]), offset=OFFSETS, value=BYTES)
-    def change(self, data: st.DataObject, name: str, offset: int, value: bytes) -> None:
-        if name == "map_write":
-            value = value or b"x"
-        self.both(name, self.handle(data), *([] if name == "append" else [offset]), value)
-
-    @precondition(lambda self: self.plain.handles)
-    @rule(data=st.data(), size=OFFSETS)
-    def ftruncate(self, data: st.DataObject, size: int) -> None:
-        self.both("ftruncate", self.handle(data), size)
+    close, fstat, names, fsync = by_handle("close"), by_handle("fstat"), by_handle("names"), by_handle("fsync")
+    pread, pwrite = by_handle("pread", OFFSETS, st.just(9000)), by_handle("pwrite", OFFSETS, BYTES)
+    append, ftruncate = by_handle("append", BYTES), by_handle("ftruncate", OFFSETS)
+    map_write = by_handle("map_write", OFFSETS, BYTES.filter(bool))
 
     @precondition(lambda self: self.plain.handles)
     @rule(data=st.data(), mode=MODES, name=ATTRIBUTES)

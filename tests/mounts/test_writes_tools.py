@@ -1,9 +1,8 @@
-"""Ordinary programs write through a writable mount: databases, git, rsync, tar, h5py, locks, stressors."""
+"""Ordinary programs write through a writable mount: databases, git, rsync, h5py, stressors."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 import shutil
@@ -11,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
@@ -186,7 +185,7 @@ def test_rsync_copies_and_updates_a_tree(place: Place, tmp_path: Path) -> None:
         same(root / "d", tmp_path / "tree")
 
 
-# -- h5py, shared memory, locks
+# -- h5py, shared memory
 
 
 def test_h5py_appends_to_a_file_of_the_source(place: Place) -> None:
@@ -233,33 +232,6 @@ def test_a_shared_mapping_agrees_with_reads_and_writes(place: Place) -> None:
             assert (place.directory / "upper" / name).read_bytes() == wanted  # after close(2)
     with place.mounted() as root:
         assert {name: (root / name).read_bytes() for name in expected} == expected
-
-
-LOCKER = """
-import fcntl, sys
-file = open(sys.argv[1], "r+b")
-getattr(fcntl, sys.argv[2])(file, fcntl.LOCK_EX)
-print("locked", flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.parametrize("kind", ["flock", "lockf"])
-def test_a_lock_excludes_other_processes(kind: str, shared: Path) -> None:
-    lock: Callable[..., None] = getattr(fcntl, kind)
-    with subprocess.Popen(
-        [sys.executable, "-c", LOCKER, str(shared / "e/x"), kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"locked\n"
-        with (shared / "e/x").open("r+b") as file:
-            with pytest.raises(BlockingIOError):
-                lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with pytest.raises(BlockingIOError):
-                lock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            holder.kill()
-            holder.wait()
-            lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 # -- stressors
