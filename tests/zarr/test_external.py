@@ -164,8 +164,8 @@ sys.path[:0] = {paths!r}
 from zarrfs.system import bounded
 from zarrfs.zarr.external import ExternalCodec
 
-bounded.TIMEOUT = 2
 codec = ExternalCodec({codec!r}, {{"does": "hang"}}, 1000)
+bounded.TIMEOUT = 2
 print("made", flush=True)
 codec.decode(bytes(8))
 """

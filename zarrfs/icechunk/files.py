@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from zarrfs.icechunk.flatbuffers import I32, U8, U32, U64, DamagedBuffer, Table, cut, layout, vector_at
+from zarrfs.zarr.compressors import zstd
+from zarrfs.zarr.errors import CodecError
 
 MAGIC = "ICE🧊CHUNK".encode()
 NEWEST = 2  # the newest format that this module can read
@@ -91,16 +93,9 @@ def payload(data: bytes, kind: int, limit: int) -> bytes:
     if not compression:
         return data[_HEADER:]
     try:
-        with zstandard.ZstdDecompressor(max_window_size=1 << 30).stream_reader(memoryview(data)[_HEADER:]) as stream:
-            parts, left = [], limit + 1
-            while left > 0 and (part := stream.read(min(left, 1 << 20))):
-                parts.append(part)
-                left -= len(part)
-    except zstandard.ZstdError as exc:
-        raise DamagedBuffer(f"damaged: {exc}") from exc
-    if left <= 0:
-        raise DamagedBuffer(f"more than {limit} bytes")
-    return b"".join(parts)
+        return zstd(memoryview(data)[_HEADER:], limit)
+    except (CodecError, zstandard.ZstdError) as exc:
+        raise DamagedBuffer(f"damaged, or larger than -o document_limit=: {exc}") from exc
 
 
 def repository(buffer: bytes) -> Repository:
