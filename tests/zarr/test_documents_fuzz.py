@@ -7,12 +7,14 @@ import json
 import tracemalloc
 from typing import Any
 
+import numcodecs  # noqa: F401  # its import takes memory, too
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.zarrsamples import DRAFT, ROOT
 from zarrfs.zarr import NODE_DOCUMENTS, draft
+from zarrfs.zarr.codecs import check_codecs
 from zarrfs.zarr.consolidated import consolidated
 from zarrfs.zarr.documents import parse_document, parse_node
 from zarrfs.zarr.errors import MetadataError
@@ -136,13 +138,17 @@ def test_declared_sizes_allocate_no_memory() -> None:
         {"chunks": [1, 1, 1 << 60], "dtype": "<f4"}, {"chunks": [1, 1, 1], "dtype": "|S16777217"},
         {"chunks": [1, 1, 1], "dtype": [["a", "|V1", [1 << 30]]]}, {"chunks": [1, 1, 1], "dtype": "<U536870911"},
         {"chunks": [1, 1, 1], "dtype": "|i1", "filters": [{"id": "astype", "encode_dtype": "|S2147483647"}]},
+        {"chunks": [1, 1, 1], "dtype": "<U4194304",
+         "filters": [{"id": "categorize", "dtype": "<U4194304", "labels": ["a", "b"]}]},
     ]  # fmt: skip
     tracemalloc.start()
     try:
         for changed in members:
             with contextlib.suppress(MetadataError):
                 document = {"zarr_format": 2, "fill_value": None, "shape": [1 << 62, 1 << 62, 1], **changed}
-                check(parse_document(".zarray", document))
+                found = parse_document(".zarray", document)
+                assert isinstance(found, ArrayMetadata)
+                check_codecs(found)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()

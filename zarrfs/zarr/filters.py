@@ -107,11 +107,11 @@ def categorize(configuration: Mapping[str, JSON], decoded: Representation, conte
         raise CodecError("categorize", f"from {given} to {coded}, the array has {dtype}")
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         raise CodecError("categorize", "labels that are not text")
-    known = np.array(["", *labels], dtype)
+    known = np.array(["", *labels], object)  # items of the dtype could take far more memory than the document
 
     def decode(value: Any) -> Array:
         numbers = np.frombuffer(value, coded)
-        return known[np.where((numbers >= 0) & (numbers < len(known)), numbers, 0)]
+        return known[np.where((numbers >= 0) & (numbers < len(known)), numbers, 0)].astype(dtype, copy=False)
 
     return decode, Representation.array(coded, decoded.shape)
 
