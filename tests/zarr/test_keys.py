@@ -59,14 +59,6 @@ def test_index_is_the_inverse_of_key(template: KeyTemplate, shape: list[int]) ->
 
 
 @settings(max_examples=50)
-@given(TEMPLATES, SHAPES, st.text("0123456789./c-_xbinlos", max_size=8))
-def test_random_text_with_an_index_is_a_key(template: KeyTemplate, shape: list[int], key: str) -> None:
-    grid = Grid(shape, [1] * len(shape))
-    index = template.index(key, grid)
-    assert index is None or template.key(index) == key
-
-
-@settings(max_examples=50)
 @given(TEMPLATES, SHAPES, st.data())
 def test_listings_equal_those_of_all_keys(template: KeyTemplate, shape: list[int], data: st.DataObject) -> None:
     """The expected listings come from all keys, split at every "/"."""
