@@ -11,7 +11,7 @@ from zarrfs.config.values import human
 _HEAD = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
+ content="default-src 'none'; style-src 'unsafe-inline'">
 <meta name="viewport" content="width=device-width">
 <title>{title}</title>
 <style>
@@ -25,36 +25,21 @@ section h2 {{ grid-column: 1 / -1; }}
 dl {{ display: grid; grid-template-columns: 7em 1fr; margin: 0; gap: .1em .8em; align-content: start; }}
 dt, .note {{ color: var(--soft); }}
 dd {{ margin: 0; overflow-wrap: anywhere; }}
-canvas {{ image-rendering: pixelated; border: 1px solid var(--line); max-width: 100%; }}
+figure svg {{ border: 1px solid var(--line); max-width: 100%; }}
 figure {{ margin: 0; text-align: right; }} figcaption {{ color: var(--soft); font-size: .85em; }}
 .bad {{ color: #c33; }}
 .legend i {{ display: inline-block; width: 1em; height: 1em; vertical-align: -.15em; }}
 </style></head><body>
 """
-# colours of levels 0 (no chunk of a cell exists) to 8 (all exist), distinguishable also without colour vision
-_SCRIPT = """
-const colours = ["#d9d9de","#cfe8b5","#b1dcae","#8fcfa9","#6bbfa6","#48aba2","#2c909b","#1c718d","#17507a"];
-function draw(canvas) {
-  const rows = +canvas.dataset.rows, columns = +canvas.dataset.columns;
-  const cell = Math.max(2, Math.min(16, Math.floor(384 / columns), Math.floor(256 / rows)));
-  canvas.width = columns * cell; canvas.height = rows * cell;
-  const to = canvas.getContext("2d"), gap = cell > 5 ? 1 : 0;
-  let at = 0;
-  for (const run of canvas.dataset.cells.split(" ")) {
-    const [level, count] = run.split("x");
-    for (let i = 0; i < (count ? +count : 1); i++, at++) {
-      if (level === "-" || level === "") continue;
-      to.fillStyle = colours[+level];
-      to.fillRect((at % columns) * cell, Math.floor(at / columns) * cell, cell - gap, cell - gap);
-    }
-  }
-  canvas.dataset.drawn = at;
-}
-const seen = new IntersectionObserver(found => { for (const one of found) if (one.isIntersecting) {
-  draw(one.target); seen.unobserve(one.target); } }, {rootMargin: "600px"});
-document.querySelectorAll("canvas").forEach((canvas, number) => number < 200 ? draw(canvas) : seen.observe(canvas));
-document.querySelectorAll(".legend i").forEach((box, level) => box.style.background = colours[level]);
-"""
+# of levels 0 (no chunk of a cell exists) to 8 (all exist), distinguishable also without colour vision
+_COLOURS = ("#d9d9de", "#cfe8b5", "#b1dcae", "#8fcfa9", "#6bbfa6", "#48aba2", "#2c909b", "#1c718d", "#17507a")
+_LEGEND = (
+    '<p class="note legend">Maps of chunks: '
+    + "".join(f'<i style="background: {colour}"></i>' for colour in _COLOURS)
+    + " from none to all of the chunks that a cell stands for.</p>\n"
+    '<svg width="0" height="0"><pattern id="lines" width="1" height="1" patternUnits="userSpaceOnUse">'
+    '<path d="M1 0v1h-1" fill="none" stroke="canvas" stroke-width=".15"/></pattern></svg>\n'
+)
 
 
 def page(about: dict[str, Any]) -> str:
@@ -63,15 +48,7 @@ def page(about: dict[str, Any]) -> str:
     title = html.escape(str(about.get("source") or about.get("key") or "/"))
     parts = [_HEAD.format(title=title), f"<h1>{title}</h1>\n", _summary(about, nodes), _LEGEND]
     parts += [_section(node) for node in nodes]
-    parts.append(f"<script>{_SCRIPT}</script>\n</body></html>\n")
-    return "".join(parts)
-
-
-_LEGEND = (
-    '<p class="note legend">Maps of chunks: <i></i> not there, '
-    + "<i></i>" * 7
-    + " some of those that a cell stands for, <i></i> all there.</p>\n"
-)
+    return "".join([*parts, "</body></html>\n"])
 
 
 def _summary(about: dict[str, Any], nodes: list[dict[str, Any]]) -> str:
@@ -115,15 +92,28 @@ def _section(node: dict[str, Any]) -> str:
 
 
 def _map(node: dict[str, Any]) -> str:
+    """Draw the cells of a map, of which each run of equal levels in a row is a rectangle."""
     found, grid = node["map"], node["grid"]
     if not found["cells"]:
         return '<p class="note">no chunks</p>'
+    rows, columns, at = found["rows"], found["columns"], 0
+    shapes: dict[str, str] = {}
+    for run in found["cells"].split(" "):
+        level, _, count = run.partition("x")
+        end = at + int(count or 1)
+        while at < end:
+            row, column = divmod(at, columns)
+            width = min(end - at, columns - column)
+            shapes[level] = shapes.get(level, "") + f"M{column} {row}h{width}v1h-{width}z"
+            at += width
+    drawn = [f'<path fill="{_COLOURS[int(level)]}" d="{shape}"/>' for level, shape in shapes.items() if level != "-"]
+    cell = max(2, min(16, 384 // columns, 256 // rows))
+    lines = ['<rect width="100%" height="100%" fill="url(#lines)"/>'] if cell > 5 else []
+    size = f'width="{columns * cell}" height="{rows * cell}" viewBox="0 0 {columns} {rows}"'
     split = found["row_dimensions"]
     how = f", rows: dimension {_range(0, split)}, columns: {_range(split, len(grid))}" if split else ""
-    return (
-        f'<figure><canvas data-rows="{found["rows"]}" data-columns="{found["columns"]}" data-cells="{found["cells"]}">'
-        f"</canvas><figcaption>grid {nodetext.extents(grid)}{how}</figcaption></figure>"
-    )
+    caption = f"<figcaption>grid {nodetext.extents(grid)}{how}</figcaption>"
+    return f'<figure><svg {size} shape-rendering="crispEdges">{"".join([*drawn, *lines])}</svg>{caption}</figure>'
 
 
 def _range(start: int, stop: int) -> str:
