@@ -28,7 +28,7 @@ seen = collections.Counter()
 root, *pause = sys.argv[1:]
 seen["right"] += open(root + "/a/0.0", "rb").read() == b"the value"
 print("started", flush=True)
-while not select.select([0], [], [], float(pause[0]) if pause else 0)[0]:"""
+while not select.select([0], [], [], float(pause[0]))[0]:"""
 READER += LIST_AND_READ + """
 print(json.dumps(seen))
 """
@@ -37,8 +37,8 @@ PLAIN = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
 
 
 @contextlib.contextmanager
-def reading(root: Path, pause: float = 0) -> Iterator[Callable[[], dict[str, int]]]:
-    """Run the reader, with pauses in seconds; yield a function that ends it and returns what it saw."""
+def reading(root: Path, pause: float = 0.001) -> Iterator[Callable[[], dict[str, int]]]:
+    """Run the reader; yield a function that ends it and returns what it saw. Without pauses it takes a processor."""
     reader = subprocess.Popen(
         [*PLAIN, sys.executable, "-c", READER, str(root), str(pause)], stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, text=True,
