@@ -51,12 +51,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Return the workers of -n auto: one more than there are cores, as tests also wait for servers and timeouts."""
-    return len(os.sched_getaffinity(0)) + 1
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Generator[None, object, object]:
     """Escape text that is not UTF-8 in a report: otherwise an xdist worker aborts the whole run."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -304,38 +303,6 @@ def test_reference_sets_check_clean_and_cat_as_recorded(references: Path) -> Non
         piece, at = done.stdout[at : at + entry["size"]], at + entry["size"]
         assert hashlib.sha256(piece).hexdigest() == entry["sha256"], key
     assert at == len(done.stdout)
-
-
-def test_check_of_an_archive_counts_missing_and_wrong_blobs(tmp_path: Path) -> None:
-    document, blobs = DATA / "archives/flux-list.json", tmp_path / "blobs"
-    shutil.copytree(DATA / "archives/blobs", blobs)
-    assert run("check", document, "--blobs", blobs).returncode == 0
-    assert "missing                  3\n" in run("check", document).stdout
-    blob = sorted(blobs.iterdir())[0]
-    blob.write_bytes(blob.read_bytes()[:-1] + b"?")
-    done = run("check", document, "-o", f"blobs={blobs}")
-    assert done.returncode == 1
-    assert "wrong hash               1\n" in done.stdout
-    assert blob.name in done.stdout
-
-
-def test_check_counts_missing_and_short_targets(tmp_path: Path) -> None:
-    (tmp_path / "short").write_bytes(b"12345")
-    (tmp_path / "refs.json").write_text(
-        json.dumps({
-            "version": 1,
-            "refs": {
-                "a": ["short", 0, 5], "b": ["short", 3, 5], "c": ["gone"], "d": ["gone", 0, 1],
-                "e": ["x", 1], "f": "",
-            },
-        })
-    )  # fmt: skip
-    done = run("check", "--json", tmp_path / "refs.json")
-    about = json.loads(done.stdout)
-    assert done.returncode == 1
-    counts = {name: about[name] for name in ("ok", "out_of_range", "missing", "unreadable")}
-    assert counts == {"ok": 2, "out_of_range": 1, "missing": 2, "unreadable": 1}
-    assert run("cat", tmp_path / "refs.json", "b").returncode == 1
 
 
 @pytest.mark.parametrize("name", STORES[:2])

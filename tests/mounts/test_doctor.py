@@ -121,7 +121,7 @@ trio.run(pyfuse3.main)
 
 
 def test_a_daemon_that_never_answers_does_not_block_doctor(tmp_path: Path) -> None:
-    """No signal ends a process that waits for such a daemon, so doctor waits in another process, for up to 5 s.
+    """No signal ends a process that waits for such a daemon, so doctor waits in another process, for up to 10 s.
 
     The mount is one to check, the directory of blocks, and the home of indexes, as on a dead NFS.
     """

@@ -26,7 +26,7 @@ Examples:
 \b
 Nothing is mounted and nothing is changed."""
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
-_LIMIT = 5.0  # seconds for all checks
+_LIMIT = 10.0  # seconds for all checks
 _PACKAGES = {  # by the extra that installs them
     "s3": "botocore", "gcs": "google-auth", "azure": "azure-identity", "sftp": "sshfs", "parquet": "pyarrow",
     "netcdf": "h5py",
@@ -80,7 +80,7 @@ def doctor(parsed: Parsed) -> None:
     """Diagnose what prevents a mount by this user on this machine.
 
     Prints a line for each check: ok, warning or problem, what was found, and what to do. The exit status is 1 if
-    a problem would keep a mount from working, else 0. A check that does not end in 5 s is a problem.
+    a problem would keep a mount from working, else 0. A check that does not end in 10 s is a problem.
     """
     for check in (_others, _device, _user, _fuse_conf, _mounts, _configuration, _cache):
         for one in check(parsed.options):
