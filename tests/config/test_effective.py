@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import run
 from zarrfs.config import effective as configuration
-from zarrfs.config.effective import described, settings
+from zarrfs.config.effective import settings
 from zarrfs.config.options import Options
 from zarrfs.errors import UsageError
 
@@ -134,8 +134,8 @@ def test_lists_replace_those_of_weaker_places(user: Path, monkeypatch: pytest.Mo
     assert held("blobs=/c").blobs == ("/c",)
     monkeypatch.setenv("ZARRFS_BLOBS", "")
     assert held().blobs == ("/a", "/b")
-    write(user, '[options]\nblobs = []\nallow = []\n')
-    assert (held().blobs, held().allow) == ((), ())
+    write(user, '[options]\nblobs = []\n')
+    assert refused() == f"{user}: [options] option blobs: expected a value in the list"
 
 
 def test_defaults_of_a_command_are_the_weakest(user: Path) -> None:
@@ -157,7 +157,7 @@ def test_names_of_one_protocol_share_their_options(user: Path) -> None:
     assert found.parsed.options.storage == {
         "gcs": {"token": "anon"}, "http": {"token": "b"}, "s3://b": {"anon": False}, "https://h": {"token": "c"},
     }  # fmt: skip
-    assert not any("zarrfs.toml" in line for line in described(found.layers))
+    assert not any("zarrfs.toml" in line for line in found.described)
 
 
 # -- sources

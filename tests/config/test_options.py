@@ -61,6 +61,7 @@ def test_spellings_of_options() -> None:
     options = parse(["retries=1", "blobs=/a", "retries=2", "blobs=/b", "read-timeout=5s", "base=https://h/?a=b"]).options
     assert (options.retries, options.blobs, options.read_timeout) == (2, ("/a", "/b"), 5)
     assert options.base == "https://h/?a=b"
+    assert parse(["metadata_ttl=forever"]).options.metadata_ttl == 10 * 365 * 86_400
     parsed = parse([])
     assert (parsed.options, parsed.kernel, parsed.writable) == (Options(), [], False)
 

@@ -129,12 +129,12 @@ def option_words(items: Sequence[str]) -> list[str]:
 
 def _merge(words: list[str], given: dict[str, Any], defaults: dict[str, Any]) -> options.Parsed:
     """Merge the options of command line, variables and files; replace names of zarrfs.toml in `given` by sources."""
-    from zarrfs.config.effective import described, settings
+    from zarrfs.config.effective import settings
 
     names = [name for name in SOURCES if isinstance(given.get(name), str)]
     found = settings(words, [given[name] for name in names], defaults)
     if verbosity() == "debug":
-        for line in described(found.layers):
+        for line in found.described:
             say(f"option {line}")
     given |= zip(names, found.sources, strict=False)
     return found.parsed

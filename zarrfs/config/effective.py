@@ -6,10 +6,10 @@ Used by commands and by the functions of `import zarrfs`. Stores read neither co
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zarrfs.config.options import TABLE, Layer, Parsed, combine, read, split_commas
+from zarrfs.config.options import TABLE, Given, Parsed, split_commas
 from zarrfs.errors import UsageError, reason_of
 
 if TYPE_CHECKING:
@@ -25,13 +25,7 @@ class Settings(NamedTuple):
 
     parsed: Parsed
     sources: list[str]  # as given, but names of sections are replaced by the sources of those sections
-    layers: list[Layer]  # the weakest first
-
-
-def described(layers: Sequence[Layer]) -> list[str]:
-    """Return a line for each option that is set, with its value and origin; values of storage options are hidden."""
-    lines = {name: f"{text} ({layer.origin})" for layer in layers for name, text in layer.text.items()}
-    return list(lines.values())
+    described: list[str]  # a line for each option that is set, with its value and origin, without secrets
 
 
 def settings(
@@ -42,20 +36,22 @@ def settings(
     `defaults` are the defaults of the command. With `sloppy`, unknown options among the items are ignored. Raise
     UsageError for any fault in a file, a variable or an item, even in the section of another source.
     """
-    given = read(items, sloppy)
-    given.origin = "the command line"
-    layers: list[Layer] = []
-    places = [*sources]
-    for path, kind in _paths(given.values.get("config")):
+    line, given, items, places = Given(), Given(defaults), [*items], [*sources]
+    line.add(items, sloppy=sloppy)
+    for path, kind in _paths(line.values.get("config")):
         _, file = _look(path, kind)
         if file is not None:
-            layers += file.layers
+            sections = [*file.sections]
             for number, source in reversed([*enumerate(sources)]):  # the section of the first source wins
                 if source in file.named:
                     places[number] = file.named[source].source
-                    layers += file.named[source].layers
-    layers += [*environment(), given]
-    return Settings(combine(layers, defaults), places, layers)
+                    sections += file.named[source].sections
+            for section in sections:
+                given.add(section.items, f"{path} {section.name}")
+    for variable, found in environment():
+        given.add(found, variable)
+    given.add(items, "the command line", sloppy)
+    return Settings(given.parsed(), places, [*given.text.values()])
 
 
 def files(named: str | None = None) -> list[tuple[str, str]]:
@@ -72,20 +68,18 @@ def unknown_variables() -> list[str]:
     return sorted(PREFIX + name for name in names if name.lower() not in TABLE or name != name.upper())
 
 
-def environment() -> list[Layer]:
-    """Return a layer for each variable, such as ZARRFS_CACHE_DIR for cache_dir=. An empty variable is ignored."""
-    found = []
+def environment() -> Iterator[tuple[str, list[str]]]:
+    """Yield each variable, such as $ZARRFS_CACHE_DIR for cache_dir=, with its items. An empty one is ignored."""
     for name in TABLE:
         variable = PREFIX + name.upper()
         text = os.environ.get(variable)
         if text:
+            items = [f"{name}={one}" for one in (split_commas(text) if TABLE[name].many else (text,))]
             try:
-                given = read(f"{name}={one}" for one in (split_commas(text) if TABLE[name].many else (text,)))
+                Given().add(items)
             except UsageError as exc:
                 raise UsageError(f"${variable}: {exc}") from None
-            given.origin = f"${variable}"
-            found.append(given)
-    return found
+            yield f"${variable}", items
 
 
 def _paths(named: str | None) -> list[tuple[str, str]]:

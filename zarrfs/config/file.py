@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from zarrfs.config.keywords import as_items
-from zarrfs.config.options import NO_FILE, ONE_SOURCE, TABLE, Layer, read
+from zarrfs.config.options import NO_FILE, ONE_SOURCE, TABLE, Given
 from zarrfs.config.redaction import is_secret, without_secrets
 from zarrfs.config.storage import absolute
 from zarrfs.config.values import OCTAL, content, did_you_mean, is_url, place_name
@@ -20,17 +20,24 @@ _SCHEME = re.compile(r"[A-Za-z0-9+.-]+:")  # matches text that is not a path
 _NAME = re.compile(r"[^\s/:#?~][^\s/:#?]*")
 
 
+class Section(NamedTuple):
+    """The options of a section as items of -o, and its name, such as [storage.s3]."""
+
+    items: list[str]
+    name: str
+
+
 class Named(NamedTuple):
     """[source.NAME]: a source and its options."""
 
     source: str
-    layers: list[Layer]
+    sections: list[Section]
 
 
 class ConfigFile(NamedTuple):
     """The content of a zarrfs.toml."""
 
-    layers: list[Layer]  # of all sources: [options] and [storage]
+    sections: list[Section]  # of all sources: [options] and [storage]
     named: dict[str, Named]
 
 
@@ -45,11 +52,10 @@ def read_file(path: str, owned: bool) -> ConfigFile:
     try:
         data, status = content(path)
         tables = tomllib.loads(data.decode())
-        if stat.S_ISREG(status.st_mode):
+        regular = stat.S_ISREG(status.st_mode)
+        if regular:
             _check_rights(status, owned)
-        found = _file(os.path.dirname(os.path.abspath(path)), tables)
-        if stat.S_ISREG(status.st_mode) and status.st_mode & 0o004:
-            _check_secrets(found)
+        return _Reader(os.path.dirname(os.path.abspath(path)), regular and bool(status.st_mode & 0o004)).file(tables)
     except (FileNotFoundError, PermissionError):
         raise
     except OSError as exc:
@@ -58,9 +64,6 @@ def read_file(path: str, owned: bool) -> ConfigFile:
         raise UsageError(f"{path}: not TOML: {exc}") from None
     except (UsageError, ValueError) as exc:
         raise UsageError(f"{path}: {exc}") from None
-    for layer in (*found.layers, *(layer for named in found.named.values() for layer in named.layers)):
-        layer.origin = f"{path} {layer.origin}"
-    return found
 
 
 def _check_rights(status: os.stat_result, owned: bool) -> None:
@@ -75,97 +78,96 @@ def _check_rights(status: os.stat_result, owned: bool) -> None:
         raise UsageError("may be written by others: chmod go-w")
 
 
-def _check_secrets(file: ConfigFile) -> None:
-    """Raise UsageError for a secret, in a file that all may read."""
-    found = [f"{named.layers[0].origin} source" for named in file.named.values()
-             if without_secrets(named.source) != named.source]  # fmt: skip
-    for layer in (*file.layers, *(layer for named in file.named.values() for layer in named.layers)):
-        texts = {name: value if isinstance(value, tuple) else (value,) for name, value in layer.values.items()}
-        found += [f"{layer.origin} {name}" for storage in layer.storage.values()
-                  for name, value in storage.items() if is_secret(name, value)]  # fmt: skip
-        found += [f"{layer.origin} {name}" for name, each in texts.items()
-                  if any(without_secrets(str(one)) != str(one) for one in each)]  # fmt: skip
-    if found:
-        raise UsageError(f"{found[0]} is a secret, and all may read this file: chmod o-r")
+class _Reader(NamedTuple):
+    """A reader of the tables of one file."""
+
+    here: str  # the directory of the file, where relative paths start
+    public: bool  # all users may read the file, so it must not have a secret
+
+    def file(self, tables: Mapping[str, Any]) -> ConfigFile:
+        for name in tables:
+            if name not in _SECTIONS:
+                hint = ": set it below a line [options]" if name in TABLE else did_you_mean(name, _SECTIONS)
+                raise UsageError(f"{name}: unknown section{hint}")
+        sections = [self._options(tables.get("options", {}), "options", (NO_FILE, ONE_SOURCE))]
+        sections += self._storage(tables.get("storage", {}), "storage")
+        named = _table(tables.get("source", {}), "source")
+        return ConfigFile(sections, {name: self._named(name, table) for name, table in named.items()})
+
+    def _named(self, name: str, value: Any) -> Named:
+        at = f"source.{_quoted(name)}"
+        table = dict(_table(value, at))
+        source, storage = table.pop("source", None), table.pop("storage", {})
+        if _NAME.fullmatch(name) is None:
+            raise UsageError(f"[{at}]: the name of a source has no blanks and none of / : # ?")
+        if not isinstance(source, str) or not source or "\0" in source:
+            raise UsageError(f'[{at}]: expected a line source = "PATH OR URL"')
+        if self.public and without_secrets(source) != source:
+            raise _secret(f"[{at}] source")
+        source = source if _SCHEME.match(source) else self._located(source)
+        own = self._options({"fsname": name} | table, at, (NO_FILE,))  # as in fstab: mount -a compares the two names
+        return Named(source, [own, *self._storage(storage, f"{at}.storage")])
+
+    def _options(self, value: Any, at: str, refused: tuple[str, ...]) -> Section:
+        """Return the options of a section. `refused` are the values of Opt.where that are errors in it."""
+        table = {}
+        for key, one in _table(value, at).items():
+            name = key.replace("-", "_")
+            if name not in TABLE:
+                raise UsageError(f"[{at}] unknown option {key!r}{did_you_mean(name, TABLE)}")
+            if (where := TABLE[name].where) in refused:
+                raise UsageError(f"[{at}] option {name} {where}")
+            many = one if isinstance(one, list) and TABLE[name].many else [one]
+            if not many:
+                raise UsageError(f"[{at}] option {name}: expected a value in the list")
+            table[name] = [self._located_value(name, each, f"[{at}]") for each in many]
+        return self._section(table, at)
+
+    def _located_value(self, name: str, value: Any, at: str) -> Any:
+        """Return a value with paths of files made absolute."""
+        opt = TABLE[name]
+        if isinstance(value, list):
+            raise UsageError(f"{at} option {name}: expected one value, not a list")
+        if opt.kind is OCTAL and not isinstance(value, str):
+            raise UsageError(f"{at} option {name}: expected text, in quotes")
+        local = opt.metavar in ("DIR", "FILE") and not is_url(str(value))  # for a URL the parser raises the error
+        relative = opt.metavar in ("PLACE", "URL") and not _SCHEME.match(str(value))
+        return self._located(value) if value and isinstance(value, str) and (local or relative) else value
+
+    def _located(self, path: str) -> str:
+        """Return an absolute path; expand "~"."""
+        return os.path.join(self.here, os.path.expanduser(path)) if "\0" not in path else path
+
+    def _storage(self, tables: Any, section: str) -> list[Section]:
+        """Return the options of protocols, hosts and buckets: a table for each."""
+        found = []
+        for place, table in _table(tables, section).items():
+            at = f"{section}.{_quoted(place)}"
+            if not place_name(place):
+                raise UsageError(f'[{at}]: expected a protocol, as in [storage.s3], or [storage."PROTOCOL://HOST"]')
+            located = {name: absolute(place, name, value, self.here) for name, value in _table(table, at).items()}
+            found.append(self._section({"storage_options": {place: located}}, at))
+        return found
+
+    def _section(self, table: Mapping[str, Any], at: str) -> Section:
+        """Return a section after checking its options."""
+        given = Given()
+        try:
+            items = as_items(table)
+            given.add(items)
+        except UsageError as exc:
+            raise UsageError(f"[{at}] {exc}") from None
+        found = [name for table in given.storage.values() for name, value in table.items() if is_secret(name, value)]
+        for name, value in given.values.items():
+            texts = map(str, value if isinstance(value, tuple) else (value,))
+            found += [name for text in texts if without_secrets(text) != text]
+        if found and self.public:
+            raise _secret(f"[{at}] {found[0]}")
+        return Section(items, f"[{at}]")
 
 
-def _file(here: str, tables: Mapping[str, Any]) -> ConfigFile:
-    for name in tables:
-        if name not in _SECTIONS:
-            hint = ": set it below a line [options]" if name in TABLE else did_you_mean(name, _SECTIONS)
-            raise UsageError(f"{name}: unknown section{hint}")
-    layers = [_options(tables.get("options", {}), "options", here, (NO_FILE, ONE_SOURCE))]
-    layers += _storage(tables.get("storage", {}), "storage", here)
-    named = _table(tables.get("source", {}), "source")
-    return ConfigFile(layers, {name: _named(name, table, here) for name, table in named.items()})
-
-
-def _named(name: str, value: Any, here: str) -> Named:
-    at = f"source.{_quoted(name)}"
-    table = dict(_table(value, at))
-    source, storage = table.pop("source", None), table.pop("storage", {})
-    if _NAME.fullmatch(name) is None:
-        raise UsageError(f"[{at}]: the name of a source has no blanks and none of / : # ?")
-    if not isinstance(source, str) or not source or "\0" in source:
-        raise UsageError(f'[{at}]: expected a line source = "PATH OR URL"')
-    source = source if _SCHEME.match(source) else _located(here, source)
-    own = _options({"fsname": name} | table, at, here, (NO_FILE,))  # as in fstab: mount -a compares the two names
-    return Named(source, [own, *_storage(storage, f"{at}.storage", here)])
-
-
-def _options(value: Any, at: str, here: str, refused: tuple[str, ...]) -> Layer:
-    """Return the options of a section. `refused` are the values of Opt.where that are errors in it."""
-    table = {}
-    for key, one in _table(value, at).items():
-        name = key.replace("-", "_")
-        if name not in TABLE:
-            raise UsageError(f"[{at}] unknown option {key!r}{did_you_mean(name, TABLE)}")
-        if (where := TABLE[name].where) in refused:
-            raise UsageError(f"[{at}] option {name} {where}")
-        many = one if isinstance(one, list) and TABLE[name].many else [one]
-        table[name] = [_located_value(name, each, f"[{at}]", here) for each in many]
-    layer = _layer(table, at)
-    for name in [name for name, many in table.items() if not many]:
-        layer.values[name], layer.text[name] = (), f"{name}=[]"
-    return layer
-
-
-def _located_value(name: str, value: Any, at: str, here: str) -> Any:
-    """Return a value with paths of files made absolute."""
-    opt = TABLE[name]
-    if isinstance(value, list):
-        raise UsageError(f"{at} option {name}: expected one value, not a list")
-    if opt.kind is OCTAL and not isinstance(value, str):
-        raise UsageError(f"{at} option {name}: expected text, in quotes")
-    local = opt.metavar in ("DIR", "FILE") and not is_url(str(value))  # for a URL the parser raises the error
-    relative = opt.metavar in ("PLACE", "URL") and not _SCHEME.match(str(value))
-    return _located(here, value) if value and isinstance(value, str) and (local or relative) else value
-
-
-def _located(here: str, path: str) -> str:
-    """Return an absolute path. A relative one starts in the directory of the configuration file; expand "~"."""
-    return os.path.join(here, os.path.expanduser(path)) if "\0" not in path else path
-
-
-def _storage(tables: Any, section: str, here: str) -> list[Layer]:
-    """Return the options of protocols, hosts and buckets: a table for each."""
-    found = []
-    for place, table in _table(tables, section).items():
-        at = f"{section}.{_quoted(place)}"
-        if not place_name(place):
-            raise UsageError(f'[{at}]: expected a protocol, as in [storage.s3], or [storage."PROTOCOL://HOST"]')
-        located = {name: absolute(place, name, value, here) for name, value in _table(table, at).items()}
-        found.append(_layer({"storage_options": {place: located}}, at))
-    return found
-
-
-def _layer(table: Mapping[str, Any], at: str) -> Layer:
-    try:
-        layer = read(as_items(table))
-    except UsageError as exc:
-        raise UsageError(f"[{at}] {exc}") from None
-    layer.origin = f"[{at}]"
-    return layer
+def _secret(what: str) -> UsageError:
+    return UsageError(f"{what} is a secret, and all may read this file: chmod o-r")
 
 
 def _quoted(name: str) -> str:

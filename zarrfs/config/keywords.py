@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from zarrfs.config.options import TABLE, read
+from zarrfs.config.options import TABLE, Given
 from zarrfs.config.redaction import is_secret
 from zarrfs.config.storage import is_converted, is_option
 from zarrfs.config.values import FLAG, OCTAL, SIZE
@@ -16,12 +16,12 @@ from zarrfs.errors import UsageError
 
 
 def as_items(given: Mapping[str, Any]) -> list[str]:
-    """Return keyword arguments as items for options.read(). An argument that is None counts as not given.
+    """Return keyword arguments as items for options.parse(). An argument that is None counts as not given.
 
     Text is written as on the command line ("64MiB", "30s"). Numbers are bytes, seconds or counts, permission bits are
     integers as for os.chmod(), repeatable options take lists, storage_options takes {"s3": {"anon": True}}, and
     s3={"anon": True} is the same. Raise UsageError for a storage option that JSON cannot express; everything else is
-    checked by options.read().
+    checked by options.parse().
     """
     storage = given.get("storage_options") or {}
     if not isinstance(storage, Mapping) or not all(isinstance(one, Mapping) for one in storage.values()):
@@ -35,7 +35,7 @@ def as_items(given: Mapping[str, Any]) -> list[str]:
         elif name not in TABLE and "." in name:  # s3.anon, s3://bucket.anon
             items.append(_storage(name, value))
         elif name not in TABLE and isinstance(value, bool):  # an option of mount(8)
-            read([name])
+            Given().add([name])
             items += [name] * value
         elif value is not None:
             values = value if isinstance(value, list | tuple) else (value,)

@@ -306,21 +306,6 @@ class Parsed:
     writable: bool = False  # "rw" was given
 
 
-@dataclasses.dataclass
-class Layer:
-    """The options of one origin, a command line, a variable or a section of a file: parsed, not merged with others.
-
-    In `storage` a value may still be the name of a file to read it from (values.from_files).
-    """
-
-    values: dict[str, Any] = dataclasses.field(default_factory=dict)
-    storage: dict[str, dict[str, object]] = dataclasses.field(default_factory=dict)
-    kernel: list[str] = dataclasses.field(default_factory=list)
-    writable: bool = False
-    text: dict[str, str] = dataclasses.field(default_factory=dict)  # values as given, without secrets
-    origin: str = ""
-
-
 # s3.anon, or s3://bucket.anon; the name is what follows the last dot
 _PLACE = re.compile(rf"({PLACE})\.([A-Za-z_]\w*)")
 
@@ -332,115 +317,119 @@ def split_commas(text: str) -> list[str]:
 
 
 def parse(items: Iterable[str], sloppy: bool = False, defaults: Mapping[str, Any] | None = None) -> Parsed:
-    """Parse one list of items, without configuration files: read() followed by combine()."""
-    return combine([read(items, sloppy)], defaults)
+    """Parse the items of one origin, without configuration files."""
+    given = Given(defaults)
+    given.add(items, sloppy=sloppy)
+    return given.parsed()
 
 
-def read(items: Iterable[str], sloppy: bool = False) -> Layer:
-    """Parse items such as "ro", "blobs=/srv/blobs" or "s3.anon=true"; later ones win.
+class Given:
+    """The options of several origins: command line, variables, sections of files. Of an option the last origin wins.
 
-    "-" and "_" are the same in names. The value of "sftp.n:=3" is JSON, as Python's keywords and TOML give it. An item
-    without "=" that is not an option continues the list before it, because "allow=file,private" has been split at its
-    comma. Raise UsageError for a bad value, and, unless `sloppy`, for an unknown name; the message suggests a similar
-    one.
+    `defaults` are parsed values of fields.
     """
-    given = Layer()
-    before, secret = "", False  # the last item with a value: its name, and whether that is a secret
-    for item in items:
-        name, equals, value = item.partition("=")
-        name = name.strip() if "." in name else name.strip().replace("-", "_")
-        try:
-            _add(given, item, name, value if equals else None, before)
-        except UsageError:
-            if name not in TABLE and secret:  # the item may be half of it, and is not shown
-                rule = "followed by an unknown option (write a comma in a value as \\,)"
-                raise UsageError(f"option {before}: {rule}") from None
-            if name in TABLE or not sloppy:
-                raise
-        if equals:
-            place = _PLACE.fullmatch(name.removesuffix(":"))
-            before, secret = name, place is not None and is_secret(place[2], value)
-    return given
 
+    def __init__(self, defaults: Mapping[str, Any] | None = None) -> None:
+        self.values: dict[str, Any] = dict(defaults or {})
+        # In `storage` a value may still be the name of a file to read it from (values.from_files).
+        self.storage: dict[str, dict[str, object]] = {}
+        self.text: dict[str, str] = {}  # of each option, as given, without secrets, with its origin
+        self._kernel: list[str] = []
+        self._writable = False
 
-def _add(given: Layer, item: str, name: str, value: str | None, before: str) -> None:
-    """Add an item to `given`. `before` is the name of the last item with a value. Raise UsageError."""
-    if name in TABLE and not (value is None and name in IGNORED):  # "owner" alone is an option of mount(8)
-        put(given, name, value)
-    elif name == "rw":  # mount(8) always passes ro or rw, so this need not be the user's choice
-        given.writable, given.values["ro"] = True, False
-    elif name in KERNEL_FLAGS:
-        given.kernel.append(name)
-    elif name in IGNORED or name[:2].lower() in ("x_", "x-"):
-        pass
-    elif (place := _PLACE.fullmatch(name.removesuffix(":"))) and (value is not None or is_known(place[1])):
-        parsed = True if value is None else storage_value(place[2], value, name.endswith(":"))
-        check_storage(place[1], {place[2]: parsed})
-        at = canonical(place[1])
-        given.storage.setdefault(at, {})[place[2]] = parsed
-        shown = redacted_storage(place[2], "true" if value is None else value)
-        given.text[f"{at}.{place[2]}"] = f"{place[0]}={shown}"
-    elif "://" in name:
-        rule = "expected PROTOCOL://HOST.NAME=VALUE (for s3, gs, az, HOST is a bucket)"
-        raise UsageError(f"option {without_secrets(name)}: {rule}")
-    elif value is None and before in TABLE and TABLE[before].kind in (ALLOW, PATHS, STATUSES):
-        put(given, before, item)
-    else:
-        hint = f" (did you mean allow={name}?)" if name in ALLOWED else did_you_mean(name, [*TABLE, *KERNEL_FLAGS])
-        raise UsageError(f"unknown option {name!r}{hint}")
+    def add(self, items: Iterable[str], origin: str = "", sloppy: bool = False) -> None:
+        """Parse items such as "ro", "blobs=/srv/blobs" or "s3.anon=true"; later ones win.
 
-
-def combine(given: Iterable[Layer], defaults: Mapping[str, Any] | None = None) -> Parsed:
-    """Merge the options of several origins: for each option the last origin wins.
-
-    Storage options are merged name by name, and those of the form "@/path" are read from that file. `defaults` are
-    parsed values of fields. Raise UsageError for options that exclude each other and for bad storage options.
-    """
-    outcome = Parsed(Options(), [])
-    values: dict[str, Any] = dict(defaults or {})
-    storage: dict[str, dict[str, object]] = {}
-    for one in given:
-        values |= one.values
-        for place, options in one.storage.items():
-            storage.setdefault(place, {}).update(options)
-        outcome.kernel += one.kernel
-        outcome.writable |= one.writable
-    if values.get("allow_other") and values.get("allow_root"):
-        raise UsageError("options allow_other and allow_root exclude each other")
-    for place, options in storage.items():
-        for name, value in options.items():
+        "-" and "_" are the same in names. The value of "sftp.n:=3" is JSON, as Python's keywords and TOML give it. An
+        item without "=" that is not an option continues the list before it, because "allow=file,private" has been
+        split at its comma. Raise UsageError for a bad value, and, unless `sloppy`, for an unknown name; the message
+        suggests a similar one.
+        """
+        lists: dict[str, str] = {}  # of this origin: the texts of repeatable options
+        before, secret = "", False  # the last item with a value: its name, and whether that is a secret
+        for item in items:
+            name, equals, value = item.partition("=")
+            name = name.strip() if "." in name else name.strip().replace("-", "_")
             try:
-                options[name] = absolute(place, name, from_files(value))
-            except ValueError as exc:
-                raise UsageError(f"option {place}.{name}: {exc}") from None
-        check_storage(place, options)
-    outcome.options = Options(**values, storage=storage)
-    outcome.writable &= not values.get("ro")
-    return outcome
+                self._add(item, name, value if equals else None, before, origin, lists)
+            except UsageError:
+                if name not in TABLE and secret:  # the item may be half of it, and is not shown
+                    rule = "followed by an unknown option (write a comma in a value as \\,)"
+                    raise UsageError(f"option {before}: {rule}") from None
+                if name in TABLE or not sloppy:
+                    raise
+            if equals:
+                place = _PLACE.fullmatch(name.removesuffix(":"))
+                before, secret = name, place is not None and is_secret(place[2], value)
 
+    def _add(
+        self, item: str, name: str, value: str | None, before: str, origin: str, lists: dict[str, str]
+    ) -> None:
+        """Add an item. `before` is the name of the last item with a value."""
+        if name in TABLE and not (value is None and name in IGNORED):  # "owner" alone is an option of mount(8)
+            self._put(name, value, origin, lists)
+        elif name == "rw":  # mount(8) always passes ro or rw, so this need not be the user's choice
+            self._writable, self.values["ro"] = True, False
+        elif name in KERNEL_FLAGS:
+            self._kernel.append(name)
+        elif name in IGNORED or name[:2].lower() in ("x_", "x-"):
+            pass
+        elif (place := _PLACE.fullmatch(name.removesuffix(":"))) and (value is not None or is_known(place[1])):
+            parsed = True if value is None else storage_value(place[2], value, name.endswith(":"))
+            check_storage(place[1], {place[2]: parsed})
+            at = canonical(place[1])
+            self.storage.setdefault(at, {})[place[2]] = parsed
+            shown = redacted_storage(place[2], "true" if value is None else value)
+            self.text[f"{at}.{place[2]}"] = f"{place[0]}={shown} ({origin})"
+        elif "://" in name:
+            rule = "expected PROTOCOL://HOST.NAME=VALUE (for s3, gs, az, HOST is a bucket)"
+            raise UsageError(f"option {without_secrets(name)}: {rule}")
+        elif value is None and before in TABLE and TABLE[before].kind in (ALLOW, PATHS, STATUSES):
+            self._put(before, item, origin, lists)
+        else:
+            hint = f" (did you mean allow={name}?)" if name in ALLOWED else did_you_mean(name, [*TABLE, *KERNEL_FLAGS])
+            raise UsageError(f"unknown option {name!r}{hint}")
 
-def put(given: Layer, name: str, value: str | None) -> None:
-    """Parse a value of the option `name` (None: given without one) and add it to `given`.
+    def _put(self, name: str, value: str | None, origin: str, lists: dict[str, str]) -> None:
+        """Parse a value of the option `name` (None: given without one). Raise UsageError if it is not acceptable."""
+        opt = TABLE[name]
+        if value is None and opt.kind is not FLAG:
+            raise UsageError(f"option {name} needs a value: {name}={opt.metavar}")
+        value = "true" if value is None else value
+        shown = without_secrets(value)
+        if "\0" in value:  # which no path, variable or argument can contain
+            raise UsageError(f"option {name}={shown}: expected text without a NUL character")
+        bounds = bounds_of(name)
+        rule = "{} from {} to {}".format(opt.kind.noun, *opt.bounds) if opt.bounds else ""
+        try:
+            parsed = opt.kind.parse(value)
+        except ValueError as exc:
+            expected = rule if opt.kind is NATURAL and rule else exc
+            raise UsageError(f"option {name}={shown}: expected {expected}") from None
+        if bounds and not bounds[0] <= parsed <= bounds[1]:
+            raise UsageError(f"option {name}={shown}: expected {rule}")
+        if opt.many:
+            parsed = parsed if isinstance(parsed, tuple) else (parsed,)
+            if name in lists:
+                parsed, shown = (*self.values[name], *parsed), f"{lists[name]},{shown}"
+            lists[name] = shown
+        self.values[name], self.text[name] = parsed, f"{name}={shown} ({origin})"
 
-    Raise UsageError if the value is missing or not acceptable.
-    """
-    opt = TABLE[name]
-    if value is None and opt.kind is not FLAG:
-        raise UsageError(f"option {name} needs a value: {name}={opt.metavar}")
-    value = "true" if value is None else value
-    shown = f"{name}={without_secrets(value)}"
-    if "\0" in value:  # which no path, variable or argument can contain
-        raise UsageError(f"option {shown}: expected text without a NUL character")
-    bounds = bounds_of(name)
-    rule = "{} from {} to {}".format(opt.kind.noun, *opt.bounds) if opt.bounds else ""
-    try:
-        parsed = opt.kind.parse(value)
-    except ValueError as exc:
-        raise UsageError(f"option {shown}: expected {rule if opt.kind is NATURAL and rule else exc}") from None
-    if bounds and not bounds[0] <= parsed <= bounds[1]:
-        raise UsageError(f"option {shown}: expected {rule}")
-    if opt.many:
-        before = given.values.get(name, ())
-        parsed = (*before, *(parsed if isinstance(parsed, tuple) else (parsed,)))
-        shown = f"{given.text[name]},{without_secrets(value)}" if before else shown
-    given.values[name], given.text[name] = parsed, shown
+    def parsed(self) -> Parsed:
+        """Return the outcome; storage options of the form "@/path" are read from that file.
+
+        Raise UsageError for options that exclude each other and for bad storage options.
+        """
+        if self.values.get("allow_other") and self.values.get("allow_root"):
+            raise UsageError("options allow_other and allow_root exclude each other")
+        storage = {}
+        for place, options in self.storage.items():
+            storage[place] = found = dict(options)
+            for name, value in options.items():
+                try:
+                    found[name] = absolute(place, name, from_files(value))
+                except ValueError as exc:
+                    raise UsageError(f"option {place}.{name}: {exc}") from None
+            check_storage(place, found)
+        options_ = Options(**self.values, storage=storage)
+        return Parsed(options_, self._kernel, self._writable and not options_.ro)
