@@ -1,4 +1,4 @@
-"""zarrfs info on arrays: all sample stores, chunk counts, chunk maps, and the HTML page in a real browser."""
+"""zarrfs info on arrays: all sample stores, chunk counts, chunk maps, and the HTML page."""
 
 from __future__ import annotations
 
