@@ -65,63 +65,44 @@ class ThreadSystem(System):
     async def _call(self, path: str, function: Callable[..., T], *args: Any) -> T:
         """Return the result of `function(fs, path, *args)`."""
         fs = self._fs
-        if fs is None:
-            fs = await self._connecting.run("", self._connected, lambda: self._fs)
         try:
+            if fs is None:
+                fs = await self._connecting.run("", self._connected, lambda: self._fs)
             return await self._run(function, fs, path, *args)
         except Exception as exc:
             if self._protocol in SSH and _is_lost(exc):
                 self._fs = None if fs is self._fs else self._fs  # else another call has already replaced it
-                raise Transient("the connection is lost") from exc
+                raise Transient(f"the connection is lost: {redact_text(str(exc))}") from exc
             raise_from(failure(exc, self.shown(path), self._timeout), exc)
 
     async def _run(self, function: Callable[..., T], *args: Any) -> T:
-        begun = False
-
-        def run() -> T:
-            nonlocal begun
-            begun = True
-            return function(*args)
-
-        try:
-            with trio.fail_after(self._timeout):
-                return await trio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self._threads)
-        except trio.TooSlowError as exc:
-            if begun:
-                raise
-            rule = f"{_THREADS} calls have no answer yet: none ended within {self._timeout:g} s"
-            raise Transient(rule) from exc
+        with trio.fail_after(self._timeout):
+            return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=self._threads)
 
     async def _connected(self) -> Any:
-        """Return a file system, which may have to log in. Raise Transient if an SSH server is not reached."""
-        try:
-            self._fs = await self._run(self._made)
-            return self._fs  # noqa: TRY300
-        except (ReadError, Transient):
-            raise
-        except Exception as exc:
-            where = f"{self._protocol}://"
-            if self._protocol in SSH and (_is_lost(exc) or isinstance(exc, OSError | trio.TooSlowError)):
-                found = failure(exc, where, self._timeout)
-                raise_from(Transient(str(exc) or "the connection is lost") if _is_lost(exc) else found, exc)
-            if isinstance(exc, trio.TooSlowError):
-                raise ReadError(where, f"not ready within {self._timeout:g} s (-o read_timeout=)") from exc
-            raise ReadError(where, f"cannot be used with these options: {redact_text(str(exc))}") from exc
+        """Return a file system, which may have to log in."""
+        self._fs = await self._run(self._made)
+        return self._fs
 
     # -- in a thread
 
     def _made(self) -> Any:
-        if self._protocol not in SSH:
-            return self._class(**self._given, skip_instance_cache=True, use_listings_cache=False)
-        files = [file for file in map(os.path.expanduser, _KNOWN_HOSTS) if os.access(file, os.R_OK)]
-        # without known hosts sshfs accepts any key; b"": accept none
-        given = {"known_hosts": files or b"", "keepalive_interval": _KEEPALIVE, **self._given}
+        given = dict(self._given)
+        if self._protocol in SSH:
+            files = [file for file in map(os.path.expanduser, _KNOWN_HOSTS) if os.access(file, os.R_OK)]
+            # without known hosts sshfs accepts any key; b"": accept none
+            given = {"known_hosts": files or b"", "keepalive_interval": _KEEPALIVE, **given}
+        else:
+            given["use_listings_cache"] = False
         try:
             return self._class(**given, skip_instance_cache=True)
+        except (TypeError, ValueError, ImportError, FileNotFoundError, PermissionError) as exc:  # files: with keys
+            rule = f"cannot be used with these options: {redact_text(str(exc))}"
+            raise ReadError(f"{self._protocol}://", rule) from exc
         except Exception as exc:
-            if type(exc).__name__ != "HostKeyNotVerifiable":
-                raise
-            raise _unknown_key(self._protocol, self._given) from exc
+            if type(exc).__name__ == "HostKeyNotVerifiable":
+                raise _unknown_key(self._protocol, self._given) from exc
+            raise
 
     def _sync(self, fs: Any, method: str, *args: Any, **more: Any) -> Any:
         """Call a method of a file system; the call of an asynchronous one is cancelled if it takes too long."""
