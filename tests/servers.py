@@ -21,7 +21,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -234,9 +234,14 @@ class Faulty:
 Answer = tuple[int, dict[str, str], bytes]
 
 
+def serving(answer: Callable[[str, str], Answer]) -> contextlib.AbstractContextManager[str]:
+    """Run a server whose `answer` returns (status, headers, body) for (method, path); the block gets its URL."""
+    return serving_by_headers(lambda method, path, headers: answer(method, path))
+
+
 @contextlib.contextmanager
-def serving(answer: Callable[[str, str], Answer]) -> Iterator[str]:
-    """Run a server whose `answer` returns (status, headers, body) for (method, path); yield its URL."""
+def serving_by_headers(answer: Callable[[str, str, Mapping[str, str]], Answer]) -> Iterator[str]:
+    """Run a server as serving() does; `answer` gets the headers of the request as well."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -246,7 +251,7 @@ def serving(answer: Callable[[str, str], Answer]) -> Iterator[str]:
             """Print nothing."""
 
         def do_GET(self) -> None:
-            status, headers, body = answer(self.command, self.path)
+            status, headers, body = answer(self.command, self.path, self.headers)
             self.send_response(status)
             for name, value in {"Content-Length": str(len(body)), **headers}.items():
                 self.send_header(name, value)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import gzip
-import http.server
 import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -18,7 +17,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.servers import GCS, S3, Azure, Faulty, SignedS3, serving
+from tests.servers import GCS, S3, Answer, Azure, Faulty, SignedS3, serving, serving_by_headers
 from zarrfs.config.keywords import as_items
 from zarrfs.config.options import parse
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing, ZarrfsError
@@ -429,37 +428,23 @@ def test_a_refused_key_does_not_stall_others_while_the_library_logs_in() -> None
 # -- Google Cloud Storage
 
 
-class _Encoding(http.server.BaseHTTPRequestHandler):
-    """Google's: what is stored as gzip is decompressed, without ranges, unless the request accepts gzip."""
-
-    def log_message(self, *arguments: object) -> None:
-        """Print nothing."""
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        accepts, status = "gzip" in self.headers.get("Accept-Encoding", ""), 200
-        body, headers = gzip.compress(VALUE, mtime=0), {"ETag": '"1"'}
-        if self.path.startswith("/storage"):
-            item = {"name": "d/k", "size": "1", "updated": "2026-01-01T00:00:00Z"}
-            answer = json.dumps({"kind": "storage#objects", "items": [item]}).encode()
-            body = gzip.compress(answer) if accepts else answer
-        elif self.path.startswith("/b/plain"):  # a proxy encodes it
-            headers["x-goog-stored-content-encoding"] = "identity"
-        elif not accepts:
-            body = VALUE
-        elif "Range" in self.headers:
-            first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
-            status, headers["Content-Range"] = 206, f"bytes {first}-{last}/{len(body)}"
-            body = body[first : last + 1]
-        headers["Content-Encoding"] = "gzip" if accepts else ""
-        self.send_response(status)
-        for name, text in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, text)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
+def encoding(method: str, path: str, asked: Mapping[str, str]) -> Answer:
+    """Answer as Google: what is stored as gzip is decompressed, without ranges, unless the request accepts gzip."""
+    accepts, status = "gzip" in asked.get("Accept-Encoding", ""), 200
+    body, headers = gzip.compress(VALUE, mtime=0), {"ETag": '"1"'}
+    if path.startswith("/storage"):
+        item = {"name": "d/k", "size": "1", "updated": "2026-01-01T00:00:00Z"}
+        answer = json.dumps({"kind": "storage#objects", "items": [item]}).encode()
+        body = gzip.compress(answer) if accepts else answer
+    elif path.startswith("/b/plain"):  # a proxy encodes it
+        headers["x-goog-stored-content-encoding"] = "identity"
+    elif not accepts:
+        body = VALUE
+    elif "Range" in asked:
+        first, last = map(int, asked["Range"].removeprefix("bytes=").split("-"))
+        status, headers["Content-Range"] = 206, f"bytes {first}-{last}/{len(body)}"
+        body = body[first : last + 1]
+    return status, {**headers, "Content-Encoding": "gzip" if accepts else ""}, body
 
 
 def test_values_on_gcs_are_read_as_they_are_stored() -> None:
@@ -470,59 +455,42 @@ def test_values_on_gcs_are_read_as_they_are_stored() -> None:
         return bytes(whole.data), bytes(part.data), (await system.stat(path)).size, listed, bytes(plain.data)
 
     stored = gzip.compress(VALUE, mtime=0)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Encoding) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        options = ["gcs.token=anon", f"gcs.endpoint_url=http://127.0.0.1:{server.server_port}"]
-        found = with_system(options, "gs://b/stored", look)
-        server.shutdown()
+    with serving_by_headers(encoding) as endpoint:
+        found = with_system(["gcs.token=anon", f"gcs.endpoint_url={endpoint}"], "gs://b/stored", look)
     assert found == (stored, stored[10:30], len(stored), ["k"], VALUE)
-
-
-class _Tokens(http.server.BaseHTTPRequestHandler):
-    """The metadata server of a machine of Google or Azure, and a bucket that needs its token."""
-
-    asked: list[str]
-
-    def log_message(self, *arguments: object) -> None:
-        """Print nothing."""
-
-    def do_GET(self) -> None:
-        self.asked.append(self.path)
-        status, body, headers = 200, b"{}", {"Metadata-Flavor": "Google", "Content-Type": "application/json"}
-        if "token" in self.path:
-            about = {"expires_in": 3600, "expires_on": "4102444800", "resource": "x", "token_type": "Bearer"}
-            body = json.dumps({"access_token": "found", **about}).encode()
-        elif "computeMetadata" in self.path:
-            body = json.dumps({"email": "me", "scopes": ["x"], "aliases": []}).encode()
-        elif self.path.endswith("/v"):
-            status = 206 if self.headers["Authorization"] == "Bearer found" else 403
-            body, headers = VALUE[:100], {"Content-Range": f"bytes 0-99/{len(VALUE)}", "ETag": '"1"'}
-        self.send_response(status)
-        for name, text in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, text)
-        self.end_headers()
-        self.wfile.write(body)
 
 
 @pytest.mark.parametrize("provider", ["google", "azure"])
 def test_a_token_of_the_machine_is_found_and_sent(
     provider: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """One server is the metadata service of the machine, and a bucket that needs its token."""
     asked: list[str] = []
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Tokens,), {"asked": asked})) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        at = f"127.0.0.1:{server.server_port}"
-        monkeypatch.setenv("HOME", str(tmp_path))
+
+    def answer(method: str, path: str, headers: Mapping[str, str]) -> Answer:
+        asked.append(path)
+        about = {"Metadata-Flavor": "Google", "Content-Type": "application/json"}
+        if "token" in path:
+            found = {"access_token": "found", "expires_in": 3600, "expires_on": "4102444800", "resource": "x"}
+            return 200, about, json.dumps({**found, "token_type": "Bearer"}).encode()
+        if "computeMetadata" in path:
+            return 200, about, json.dumps({"email": "me", "scopes": ["x"], "aliases": []}).encode()
+        if path.endswith("/v"):
+            status = 206 if headers["Authorization"] == "Bearer found" else 403
+            return status, {"Content-Range": f"bytes 0-99/{len(VALUE)}", "ETag": '"1"'}, VALUE[:100]
+        return 200, about, b"{}"
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with serving_by_headers(answer) as url:
         if provider == "google":
             monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
             for name in ("GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP"):
-                monkeypatch.setenv(name, at)
-            loaded([f"gcs.endpoint_url=http://{at}"], "gs://b/v")
+                monkeypatch.setenv(name, url.removeprefix("http://"))
+            loaded([f"gcs.endpoint_url={url}"], "gs://b/v")
         else:
-            monkeypatch.setenv("IDENTITY_ENDPOINT", f"http://{at}/token")
+            monkeypatch.setenv("IDENTITY_ENDPOINT", f"{url}/token")
             monkeypatch.setenv("IDENTITY_HEADER", "x")
-            loaded([f"abfs.connection_string=AccountName=a;BlobEndpoint=http://{at}/a"], "az://b/v")
-        server.shutdown()
+            loaded([f"abfs.connection_string=AccountName=a;BlobEndpoint={url}/a"], "az://b/v")
     assert sum("token" in path for path in asked) == 1
 
 

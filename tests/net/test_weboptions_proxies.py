@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import os
 import re
 import shutil
 import socket
 import subprocess
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,7 @@ import trio
 from tests.net.test_tls import VALUE, Authority, Server
 from tests.net.test_tls import authority as authority
 from tests.net.test_tls import server as server
-from tests.servers import Faulty, free_port
+from tests.servers import Answer, Faulty, free_port, serving_by_headers
 from zarrfs.config.options import parse
 from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.store.remotefiles import RemoteFiles
@@ -170,35 +168,16 @@ def test_reading_buckets_through_socks_is_an_error(monkeypatch: pytest.MonkeyPat
 # -- credentials for servers
 
 
-class Demanding(http.server.BaseHTTPRequestHandler):
-    """A handler that serves VALUE to requests with the right Authorization header."""
-
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # send a body without waiting for the ACK of its headers
-    wanted = ""
-
-    def do_GET(self) -> None:
-        """Send VALUE, or status 401."""
-        right = self.headers.get("Authorization") == self.wanted
-        body = VALUE if right else b"no"
-        self.send_response(200 if right else 401)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Log nothing."""
-
-
 @pytest.fixture
 def demanding() -> Iterator[str]:
-    """Run a server that requires user joe with password "s:ä"; yield the URL of its value."""
-    Demanding.wanted = "Basic am9lOnM6w6Q="
-    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Demanding)
-    threading.Thread(target=made.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{made.server_address[1]}/value"
-    made.shutdown()
-    made.server_close()
+    """Run a server with VALUE at /basic for user joe with password "s:ä", and at /bearer; yield the first URL."""
+    wanted = {"/basic": "Basic am9lOnM6w6Q=", "/bearer": "Bearer abc"}
+
+    def answer(method: str, path: str, headers: Mapping[str, str]) -> Answer:
+        return (200, {}, VALUE) if headers.get("Authorization") == wanted[path] else (401, {}, b"no")
+
+    with serving_by_headers(answer) as url:
+        yield f"{url}/basic"
 
 
 def test_passwords_are_read_from_netrc(demanding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,14 +203,13 @@ def test_passwords_are_read_from_netrc(demanding: str, tmp_path: Path, monkeypat
         read(demanding)
 
 
-def test_passwords_and_tokens_are_taken_from_options(demanding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passwords_and_tokens_are_taken_from_options(demanding: str) -> None:
     place = demanding.rpartition("/")[0]
     assert read(demanding, "http.auth=joe:s:ä") == VALUE[100:600]
     assert read(demanding.replace("://", "://joe:s%3A%C3%A4@")) == VALUE[100:600]
-    monkeypatch.setattr(Demanding, "wanted", "Bearer abc")
-    assert read(demanding, "http.token=abc") == VALUE[100:600]
-    assert read(demanding, f"{place}.token=abc", "http.token=other") == VALUE[100:600]
-    assert read(demanding, 'http.headers={"authorization": "Bearer abc"}') == VALUE[100:600]
+    assert read(f"{place}/bearer", "http.token=abc") == VALUE[100:600]
+    assert read(f"{place}/bearer", f"{place}.token=abc", "http.token=other") == VALUE[100:600]
+    assert read(f"{place}/bearer", 'http.headers={"authorization": "Bearer abc"}') == VALUE[100:600]
 
 
 @pytest.mark.parametrize(
