@@ -195,9 +195,9 @@ def test_commands_do_not_print_secrets(server: str, tmp_path: Path) -> None:
     def filled(text: str) -> str:
         return functools.reduce(lambda found, name: found.replace(name, names[name]), names, text)
 
-    (tmp_path / "secret_url").write_text(filled("SOURCE"))
-    (tmp_path / "zarrfs.toml").write_text(f'[source.named]\nsource = "@{tmp_path}/secret_url"\n')
-    environment = {**os.environ, "ZARRFS_CONFIG": str(tmp_path / "zarrfs.toml")}
+    (tmp_path / "secret.toml").write_text(f'[source.named]\nsource = "{filled("SOURCE")}"\n')
+    (tmp_path / "secret.toml").chmod(0o600)
+    environment = {**os.environ, "ZARRFS_CONFIG": str(tmp_path / "secret.toml")}
     for line in COMMANDS:
         command, *words = map(filled, line.split())
         done = run("-d", command, *options(tmp_path, retries=0), *words, env=environment)
