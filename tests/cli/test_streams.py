@@ -54,7 +54,7 @@ def test_commands_without_output_work_with_a_closed_output(archive: Path) -> Non
 def test_a_closed_standard_input_is_named_in_the_error(archive: Path) -> None:
     done = closed("<&-", "copy", "-", archive.parent / "out")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "standard input: cannot be kept" in done.stderr
+    assert "zarrfs: standard input: " in done.stderr
     assert "bad file descriptor" in done.stderr
     done = closed("<&-", "archive", "create", "--inline", "-C", archive.parent / "in", "--files-from", "-")
     assert (done.returncode, done.stderr) == (2, "zarrfs: --files-from -: bad file descriptor\n")

@@ -16,7 +16,6 @@ from zarrfs.documents.document import Document
 from zarrfs.errors import SourceError
 from zarrfs.sources import fetching, open_plan, plan_source, prepare
 from zarrfs.sources.fetching import read_document
-from zarrfs.sources.zarrstore import plan_remote
 
 OPTIONS = Options(retries=0)
 TIME_NS = 1_234_567_890 * 10**9
@@ -186,14 +185,3 @@ def test_a_document_replaced_since_its_version_was_requested_is_not_cached_under
     older = plan_source(url, options)
     assert older.index != newer.index
     assert older == plan_source(url, options)  # whose index is cached
-
-
-def test_planning_works_from_within_trio(nginx: Nginx) -> None:
-    url = put(nginx.listing, "v3_hier")
-
-    async def main() -> None:
-        assert plan_remote(url, OPTIONS).url == url
-        with pytest.raises(SourceError):
-            plan_remote(url + "/nope", OPTIONS)
-
-    trio.run(main)

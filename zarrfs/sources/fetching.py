@@ -23,8 +23,6 @@ from zarrfs.net.versions import differs
 from zarrfs.system.memory import memory_limit
 
 if TYPE_CHECKING:  # importing these takes longer than everything else here
-    import outcome
-
     from zarrfs.store.remotefiles import RemoteFiles
 
 T = TypeVar("T")
@@ -85,18 +83,7 @@ def run(url: str, options: Options, function: Callable[[RemoteFiles, str, Option
                 with trio.CancelScope(shield=True):
                     await files.aclose()
 
-    if not trio.lowlevel.in_trio_run():
-        return tasks.run(main)
-    # The caller runs in trio, so the new loop needs another thread.
-    import threading
-
-    import outcome
-
-    results: list[outcome.Outcome[T]] = []
-    thread = threading.Thread(target=lambda: results.append(outcome.capture(trio.run, main)))
-    thread.start()
-    thread.join()
-    return results[0].unwrap()
+    return tasks.run(main)
 
 
 async def head(files: RemoteFiles, system: System, path: str) -> bytes:
