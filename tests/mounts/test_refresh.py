@@ -160,19 +160,6 @@ def test_a_refresh_updates_a_set_in_the_parquet_layout(tmp_path: Path) -> None:
             assert held.read() == b"11"
 
 
-def test_a_refresh_follows_a_symlink_to_another_directory(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        zarr.create_array(str(tmp_path / name), data=np.full(4, len(name) + ord(name[0])), zarr_format=2)
-    place = tmp_path / "current"
-    place.symlink_to("one")
-    with mounted(place, tmp_path / "mnt") as root, open(root / "0", "rb") as held:
-        (tmp_path / "next").symlink_to("two")
-        os.replace(tmp_path / "next", place)
-        assert refresh(root) == "refreshed"
-        assert (root / "0").read_bytes() == (tmp_path / "two/0").read_bytes()
-        assert held.read() == (tmp_path / "one/0").read_bytes()
-
-
 def test_a_refresh_updates_views(tmp_path: Path) -> None:
     document = tmp_path / "set.json"
 

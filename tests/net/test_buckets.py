@@ -25,7 +25,6 @@ from zarrfs.net.credentials import Access, Credentials
 from zarrfs.net.responses import Entry, Fetched, System, Transient
 from zarrfs.net.services import SERVICES
 from zarrfs.sources import plan_source
-from zarrfs.store.remote import FsspecStore
 from zarrfs.store.remotefiles import RemoteFiles
 
 VALUE = bytes(range(256)) * 40
@@ -633,25 +632,6 @@ def test_the_region_of_a_bucket_is_asked_again_after_a_failure(
     with_system(["s3.anon=true"], "s3://b/v", twice)
     assert asked == ["", ""]
     assert [method for method, _, _ in faulty.requests].count("HEAD") == 3
-
-
-def test_a_failure_to_find_keys_does_not_turn_listings_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    (tmp_path / "config").write_text("[profile failing]\ncredential_process = false\n")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-
-    async def main() -> bool:
-        store = FsspecStore("s3://b/store", parse(["retries=0", "s3.profile=failing"]).options)
-        try:
-            with pytest.raises(AccessDenied):
-                await store.look("a", page=True)
-            return await store.is_flat()
-        finally:
-            await store.aclose()
-
-    assert trio.run(main)
 
 
 def test_a_private_container_that_azure_hides_is_denied_and_not_absent() -> None:

@@ -99,14 +99,9 @@ class TestMemory(RemoteContract):
         return f"memory://{name}"
 
 
-class TestFile(RemoteContract):
-    def url(self, tree: Tree) -> str:
-        return f"file://{write(self.place, tree)}/"
-
-
 class TestZip(RemoteContract):
     compression: ClassVar[int] = zipfile.ZIP_STORED
-    prefix: ClassVar[str] = ""
+    prefix: ClassVar[str] = "in/side/"
 
     def zip(self, directory: Path, tree: Tree) -> Path:
         path = directory / f"{next(_numbers)}.zip"
@@ -117,11 +112,6 @@ class TestZip(RemoteContract):
 
     def url(self, tree: Tree) -> str:
         return f"zip://{self.prefix.rstrip('/')}::file://{self.zip(self.place, tree)}"
-
-
-class TestDeflatedZip(TestZip):
-    compression: ClassVar[int] = zipfile.ZIP_DEFLATED
-    prefix: ClassVar[str] = "in/side/"
 
 
 class TestHttp(RemoteContract):
@@ -143,6 +133,7 @@ class TestHttp(RemoteContract):
 class TestZipOverHttp(TestZip):
     examples: ClassVar[int] = 10
     compression: ClassVar[int] = zipfile.ZIP_DEFLATED
+    prefix: ClassVar[str] = ""
     web: Nginx
 
     @pytest.fixture(autouse=True, scope="class")

@@ -291,13 +291,12 @@ def test_the_links_of_a_page_are_found(body: str, links: list[str]) -> None:
     assert [entry.name for entry in found] == links
 
 
-@pytest.mark.parametrize("titled", ["<title>Index of d</title>", "<title>"])
 @pytest.mark.parametrize(
-    "unit", ["<a ", '<a x="', "<!--", '<a href="', "</a", "</", "<![CDATA[", "<?", "< ", "<a x", "&#1"]
+    "unit", ["<a ", '<a x="', "<!--", '<a href="', "</a", "</", "<![CDATA[", "<?", "< ", "<a x", "&#1", "<title>"]
 )
-def test_a_hostile_page_takes_linear_time(titled: str, unit: str) -> None:
+def test_a_hostile_page_takes_linear_time(unit: str) -> None:
     began = time.process_time()
-    entries_of(titled + unit * (1_000_000 // len(unit)), "http://h/d/")
+    entries_of("<title>Index of d</title>" * (unit != "<title>") + unit * (1_000_000 // len(unit)), "http://h/d/")
     assert time.process_time() - began < 5
 
 

@@ -20,7 +20,7 @@ from zarrfs.config.options import Options
 from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import Info, Kind, Store
 from zarrfs.store.remote import FsspecStore
-from zarrfs.store.unlisted import UnlistedStore, node_of
+from zarrfs.store.unlisted import UnlistedStore
 
 # -- directories by evidence
 
@@ -282,35 +282,21 @@ def test_consolidated_metadata_of_v3_says_nothing_about_the_documents_of_v2_besi
     with_store(put_exact(faulty, "migrated", tree), check)
 
 
-def test_consolidated_metadata_that_was_refused_is_requested_again(
-    faulty: Faulty, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documents_that_were_refused_once_are_requested_again(faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its document, all chunks of an array would be absent."""
     monkeypatch.setattr("zarrfs.store.unlisted._REFUSED", 0.0)
-    tree = of_two("a")
+    tree = of_two("a") | {"b/zarr.json": three([4]), "b/c/0": b"1"}
     url = put_exact(faulty, "late", tree)
-    refused(faulty, "/late/.zmetadata")
+    refused(faulty, "/late/.zmetadata", "/late/b/zarr.json")
 
     async def check(store: Store, plan: Any) -> None:
         with pytest.raises(ReadError, match="nothing says what is in it"):
             await listed(store, "")
-        faulty.put("/late/.zmetadata", tree[".zmetadata"])
-        assert names(await listed(store, "")) == [".zgroup", ".zmetadata", "a"]
-
-    with_store(url, check)
-
-
-def test_a_node_that_was_refused_once_is_requested_again(faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without its document, all chunks of the array would be absent."""
-    monkeypatch.setattr("zarrfs.store.unlisted._REFUSED", 0.0)
-    tree: Tree = {"zarr.json": GROUP, "a/zarr.json": three([4]), "a/c/0": b"1"}
-    url = put_exact(faulty, "once", tree)
-    refused(faulty, "/once/a/zarr.json")
-
-    async def check(store: Store, plan: Any) -> None:
         with pytest.raises((NotFound, ReadError)):
-            await store.info("a/c")
-        put_exact(faulty, "once", tree)
-        assert (await store.info("a/c")).kind is Kind.DIRECTORY
+            await store.info("b/c")
+        put_exact(faulty, "late", tree)
+        assert (await store.info("b/c")).kind is Kind.DIRECTORY
+        assert names(await listed(store, "")) == [".zgroup", ".zmetadata", "a"]
 
     with_store(url, check)
 
@@ -366,10 +352,15 @@ def test_a_directory_of_chunks_that_may_not_be_listed_is_an_error(
 
 def test_an_invalid_document_is_no_evidence_of_a_directory(faulty: Faulty) -> None:
     """Some servers answer every request with a web page."""
-    tree = {"zarr.json": GROUP, "a/zarr.json": b"<html>", "b/.zarray": b"[]", "c/meta": b"{}"}
+    documents = [
+        ("zarr.json", b""), ("zarr.json", b"[]"), ("zarr.json", b"{}"), ("zarr.json", b'{"node_type": "array"}'),
+        ("zarr.json", b"[" * 100_000), ("zarr.json", b"<html>"), (".zarray", b'{"shape": 5}'), (".zarray", b"[]"),
+        (".zgroup", b"{}"), ("meta", b'{"shape": []}'), ("meta", b"{}"), ("__zmeta__", b"<html>."),
+    ]  # fmt: skip
+    tree = {"zarr.json": GROUP, **{f"{number}/{name}": data for number, (name, data) in enumerate(documents)}}
 
     async def check(store: Store, plan: Any) -> None:
-        for key in "abc":
+        for key in map(str, range(len(documents))):
             with pytest.raises(NotFound):
                 await store.info(key)
 
@@ -390,18 +381,6 @@ def test_a_failure_of_the_server_does_not_mean_absence(faulty: Faulty) -> None:
         with_store(url, check)
     finally:
         faulty.head("/failing/g/zarr.json")
-
-
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [
-        ("zarr.json", b""), ("zarr.json", b"[]"), ("zarr.json", b"{}"), ("zarr.json", b'{"node_type": "array"}'),
-        (".zarray", b'{"shape": 5}'), (".zgroup", b"{}"), ("meta", b'{"shape": []}'), ("__zmeta__", b"<html>."),
-        ("zarr.json", b"[" * 100_000),
-    ],
-)  # fmt: skip
-def test_documents_that_make_no_node(name: str, data: bytes) -> None:
-    assert node_of(name, data) is None
 
 
 # -- chunks by the grid
@@ -494,17 +473,6 @@ def test_missing_keys_are_remembered(faulty: Faulty) -> None:
 
     assert with_store(url, asked) == 0
     assert with_store(url, asked, Options(retries=0, metadata_ttl=0.0)) >= 3
-
-
-def test_a_chunk_that_appears_is_found_after_metadata_ttl(faulty: Faulty) -> None:
-    async def check(store: Store, plan: Any) -> None:
-        with pytest.raises(NotFound):
-            await store.info("g/a/c/2/2")
-        faulty.values["/nested/g/a/c/2/2"], faulty.tags["/nested/g/a/c/2/2"] = b"new", '"1"'
-        await trio.sleep(0.06)
-        assert (await store.info("g/a/c/2/2")).size == 3
-
-    with_store(put_exact(faulty, "nested", NESTED), check, Options(retries=0, metadata_ttl=0.05))
 
 
 # -- documents that change

@@ -88,17 +88,15 @@ class Names:
             self._listings[directory] = found
         return found is not None
 
-    def get(self, key: str, now: float | None = None) -> Known | None:
-        """Look up a key; return None if there is no answer that is valid at `now`."""
-        now = trio.current_time() if now is None else now
+    def get(self, key: str) -> Known | None:
+        """Look up a key; return None if there is no valid answer."""
         parent, name = split_key(key)
-        single, listing = self._valid(self._singles.get(parent, {}).get(name), now), self._listings.get(parent)
-        if listing is not None and listing.asked + self.ttl > now:
+        single, listing, own = self._valid_single(parent, name), self.listing(parent), self.listing(key)
+        if listing is not None:
             known = _younger(name, listing, single)
             if known.entry is not None or known is single or not (self._may_omit and may_be_hidden(name)):
                 return known
-        own = self._listings.get(key)
-        if own is not None and own.asked + self.ttl > now and (single is None or single.seen < own.asked):
+        if own is not None and (single is None or single.seen < own.asked):
             return Known(Entry(name, True), None, own.asked)
         return single
 
@@ -108,15 +106,15 @@ class Names:
         since = [name for name, one in singles.items() if one.seen > listing.asked and name not in listing.entries]
         if since:
             order = sorted([*order, *since])
-        now = trio.current_time()
         for at in range(bisect.bisect_right(order, after), len(order)):
             name = order[at]
-            known = _younger(name, listing, self._valid(singles.get(name), now))
+            known = _younger(name, listing, self._valid_single(directory, name))
             if known.entry is not None:
                 yield name, known
 
-    def _valid(self, single: Known | None, now: float) -> Known | None:
-        return None if single is None or single.seen + self.ttl <= now else single
+    def _valid_single(self, directory: str, name: str) -> Known | None:
+        single = self._singles.get(directory, {}).get(name)
+        return single if single is not None and self.is_valid(single.seen) else None
 
     def last(self, key: str) -> Known | None:
         """Return the last known entry of a key, valid or not."""

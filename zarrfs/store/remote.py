@@ -190,12 +190,10 @@ class FsspecStore(Store):
             asked, flat = trio.current_time(), FlatListing(self.names, directory)
             await self._next_page(flat)
             for above, entries, _ in flat.open:
-                for name, entry in (entries or {}).items():
+                passed = [name for name in DOCUMENTS if encoded(join_key(above, name)) < encoded(flat.after)]
+                absent = dict[str, Entry | None].fromkeys(passed if above == directory else ())
+                for name, entry in (absent | (entries or {})).items():
                     self.names.put(join_key(above, name), entry, None, asked)
-            for name in DOCUMENTS if flat.open else ():
-                key = join_key(directory, name)
-                if encoded(key) < encoded(flat.after) and self.names.get(key, asked) is None:
-                    self.names.put(key, None, None, asked)
             self._tried.put(directory, asked)
             return True
 
@@ -207,8 +205,6 @@ class FsspecStore(Store):
             try:
                 await self.first_page(directory)
             except (AccessDenied, TargetMissing) as exc:
-                if exc.status is None and isinstance(exc, AccessDenied):  # no credentials were found at this time
-                    raise
                 log.debug("%s", exc)
                 self._refused = trio.current_time()
 
@@ -361,8 +357,6 @@ class FsspecStore(Store):
         """Return a URL that leads to the value at `path`, without credentials. Raise ReadError if none does."""
         if self._web:  # names are percent-encoded, so that a query belongs to the store's URL
             return without_secrets(path)
-        if "::" in key:
-            raise ReadError(key, 'a name with "::", which means something else in a URL')
         head, *archive = split_chain(self._url)
         url = "::".join([os.path.join(head, key), *archive])
         found, there = await self.files.find(url)

@@ -7,14 +7,8 @@ from collections.abc import AsyncIterator, Callable
 
 import trio
 
-from zarrfs.errors import (
-    IsDirectory,
-    NotDirectory,
-    NotFound,
-    ReadError,
-    StoreError,
-    ZarrfsError,
-)
+from zarrfs.concurrency.tasks import for_each
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, StoreError, ZarrfsError
 from zarrfs.store.api import Info, Kind, Store, join_key, key_rule, walk
 from zarrfs.store.values import open_sized
 from zarrfs.system.buffers import Buffer
@@ -140,7 +134,7 @@ async def with_sizes(
     A size that cannot be determined stays None, and the error is passed to `failed`.
     """
     batch: list[tuple[str, Info]] = []
-    unknown = 0
+    unknown: list[int] = []
 
     async def ask(index: int) -> None:
         key, info = batch[index]
@@ -149,24 +143,18 @@ async def with_sizes(
         except (ZarrfsError, OSError) as exc:
             failed(key, exc)
 
-    async def ask_all() -> None:
-        async with trio.open_nursery() as nursery:
-            for index, (_key, info) in enumerate(batch):
-                if info.size is None:
-                    nursery.start_soon(ask, index)
-
-    async for entry in found:
-        batch.append(entry)
-        unknown += entry[1].size is None
-        if unknown == at_once or len(batch) == _BATCH:
-            await ask_all()
+    more = True
+    while more:
+        entry = await anext(found, None)
+        more = entry is not None
+        if entry is not None:
+            unknown += [len(batch)] if entry[1].size is None else []
+            batch.append(entry)
+        if not more or len(unknown) == at_once or len(batch) == _BATCH:
+            await for_each(ask, unknown)
             for item in batch:
                 yield item
-            batch.clear()
-            unknown = 0
-    await ask_all()
-    for item in batch:
-        yield item
+            batch, unknown = [], []
 
 
 async def pieces(store: Store, key: str, start: int = 0, length: int | None = None) -> AsyncIterator[Buffer]:

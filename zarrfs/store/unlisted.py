@@ -105,14 +105,11 @@ class _Answers:
         )
 
 
-class _Directory:
+class _Directory(NamedTuple):
     """The layouts that the documents in a directory define; None for a document that is absent, refused or invalid."""
 
-    __slots__ = ("answers", "layouts")
-
-    def __init__(self, names: Names) -> None:
-        self.answers = _Answers(names)
-        self.layouts: dict[str, NodeLayout | None] = {}  # by name of those requested so far
+    answers: _Answers
+    layouts: dict[str, NodeLayout | None]  # by name of those requested so far
 
 
 class UnlistedStore(WrappingStore):
@@ -323,7 +320,7 @@ class UnlistedStore(WrappingStore):
         """
         held = self._directories.get(path)
         if held is None or not held.answers.hold():
-            held = self._directories.put(path, _Directory(self._store.names))
+            held = self._directories.put(path, _Directory(_Answers(self._store.names), {}))
 
         async def look(name: str) -> None:
             data = await self._document(join_key(path, name), held.answers)
