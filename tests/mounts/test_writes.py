@@ -65,7 +65,7 @@ def renameat2(old: Path, new: Path, flags: int) -> int:
 def as_user(directory: Path, program: str) -> None:
     """Run Python code as another user, in a directory whose parents that user need not be able to search."""
     code = f"import os\nos.setgroups([]); os.setgid(1234); os.setuid(1234)\n{program}"
-    subprocess.run([sys.executable, "-c", code], cwd=directory, check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], cwd=directory, check=True, timeout=60)
 
 
 # -- files
@@ -349,7 +349,7 @@ def test_the_upper_directory_stores_changes_and_whiteouts(tmp_path: Path) -> Non
         assert sorted(os.listdir(upper / "v")) == [".wh.a"]
         assert error_of(os.rename, root / "v", root / "w") == errno.EXDEV  # a lower directory is copied, not renamed
         assert renameat2(root / "v", root / "top", EXCHANGE) == errno.EXDEV
-        done = subprocess.run(["mv", root / "v", root / "w"], capture_output=True, text=True, check=True, timeout=30)
+        done = subprocess.run(["mv", root / "v", root / "w"], capture_output=True, text=True, check=True, timeout=60)
         assert done.stderr == ""
         assert (root / "w/b/0").read_text() == "bee"
         assert sorted(os.listdir(upper)) == [".wh.top", ".wh.v", ".zarrfs-upper", "top", "w"]

@@ -402,11 +402,11 @@ def test_a_server_that_does_not_answer_holds_up_only_the_change_that_needs_it(
             }[call]  # fmt: skip
             waiting = pool.submit(one)
             try:
-                assert faulty.arrived.wait(20)
-                pool.submit((at / "d/new").write_text, "written").result(20)
+                assert faulty.arrived.wait(60)
+                pool.submit((at / "d/new").write_text, "written").result(60)
                 assert not waiting.done()
             finally:
                 faulty.release()
-            assert waiting.result(20) == (errno.ENOTEMPTY if call == "rmdir" else None)
+            assert waiting.result(60) == (errno.ENOTEMPTY if call == "rmdir" else None)
         assert (at / "d/new").read_text() == "written"
         assert os.listdir(at / "e") == ([] if call == "rename" else ["1"])
