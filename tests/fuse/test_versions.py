@@ -198,9 +198,11 @@ def test_the_kernel_keeps_no_pages_of_a_file_that_has_just_changed(age: int, kee
         inode = await look_up(mount)
         now = time.time()
         os.utime(root / "d/x", (now, now - age))
+        descriptors = len(os.listdir("/proc/self/fd"))
         for opened in [await mount.open(inode, FlagT(os.O_RDONLY), CONTEXT) for _ in range(2)]:
             await mount.release(opened.fh)
         assert opened.keep_cache == keeps
+        assert len(os.listdir("/proc/self/fd")) <= descriptors
         await mount.aclose()
 
     trio.run(body)

@@ -15,7 +15,7 @@ import trio
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
 from zarrfs.fuse.writable import WritableOperations
-from zarrfs.store.api import Info
+from zarrfs.store.api import Info, Value
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.overlay import Empty, Overlay
 from zarrfs.store.upper import Upper
@@ -94,6 +94,38 @@ def test_opening_a_file_for_reading_makes_no_listing_look_entries_up_again(
         return after - before
 
     assert trio.run(body) == 0
+
+
+def test_a_file_that_is_copied_up_while_it_is_opened_is_open_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lower").mkdir()
+    (tmp_path / "upper").mkdir()
+    (tmp_path / "lower/a").write_bytes(b"value")
+    monkeypatch.setattr(pyfuse3, "invalidate_inode", lambda *_, **__: None)
+    mounts: list[WritableOperations] = []
+
+    class CopiedMeanwhile(FileSystemStore):
+        async def open(self, key: str) -> Value:
+            value = await super().open(key)
+            if mounts:
+                mount = mounts.pop()
+                await mount.copy_up(mount.inodes.peek(key) or 0)
+            return value
+
+    async def body() -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        lower = CopiedMeanwhile(str(tmp_path / "lower"))
+        mount = WritableOperations(Overlay(lower, Upper(str(tmp_path / "upper"))), Options(), {}, lambda: None)
+        mounts.append(mount)
+        file = (await mount.lookup(pyfuse3.ROOT_INODE, pyfuse3.FileNameT(b"a"), CONTEXT)).st_ino
+        opened = await mount.open(file, pyfuse3.FlagT(os.O_RDONLY), CONTEXT)
+        assert (await mount.read(opened.fh, 0, 9), mount.stats()["open_files"]) == (b"value", 1)
+        await mount.release(opened.fh)
+        await mount.aclose()
+        assert len(os.listdir("/proc/self/fd")) <= before
+
+    trio.run(body)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")

@@ -1,8 +1,9 @@
-"""Ordinary programs write through a writable mount: databases, git, rsync, h5py, stressors."""
+"""Ordinary programs write through a writable mount: databases, git, rsync, h5py, locks, stressors."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 import shutil
@@ -185,7 +186,7 @@ def test_rsync_copies_and_updates_a_tree(place: Place, tmp_path: Path) -> None:
         same(root / "d", tmp_path / "tree")
 
 
-# -- h5py, shared memory
+# -- h5py, shared memory, locks
 
 
 def test_h5py_appends_to_a_file_of_the_source(place: Place) -> None:
@@ -232,6 +233,17 @@ def test_a_shared_mapping_agrees_with_reads_and_writes(place: Place) -> None:
             assert (place.directory / "upper" / name).read_bytes() == wanted  # after close(2)
     with place.mounted() as root:
         assert {name: (root / name).read_bytes() for name in expected} == expected
+
+
+def test_a_lock_excludes_other_processes(shared: Path) -> None:
+    path = shared / "e/x"
+    for kind in ("flock", "lockf"):
+        code = f"import fcntl; fcntl.{kind}(open({str(path)!r}, 'r+b'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+        with path.open("r+b") as file:
+            getattr(fcntl, kind)(file, fcntl.LOCK_EX)
+            other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+            assert "BlockingIOError" in other.stderr, kind
+        sh(sys.executable, "-c", code)
 
 
 # -- stressors
