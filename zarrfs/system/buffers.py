@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _WRITE = 256 << 10  # bytes per call; one of 1 MiB takes four times as long as four of 256 KiB
-_PARTS = 1000  # buffers per writev(2); IOV_MAX is 1,024
 _ZEROED = 64 << 10  # bytes; up to this size, filling with zeros takes no extra time
 
 
@@ -63,19 +61,7 @@ def write_all(descriptor: int, data: Buffer, at: int) -> int:
 
 def write_parts(descriptor: int, parts: Iterable[Buffer]) -> None:
     """Write buffers in sequence at the current file offset. Raise OSError."""
-    left = deque(memoryview(part).cast("B") for part in parts)
-    while left:
-        batch: list[memoryview] = []
-        size = 0
-        while left and size < _WRITE and len(batch) < _PARTS:
-            part = left.popleft()
-            if len(part) > _WRITE - size:
-                left.appendleft(part[_WRITE - size :])
-                part = part[: _WRITE - size]
-            batch.append(part)
-            size += len(part)
-        count = os.writev(descriptor, batch)
-        if count < size:
-            while count >= len(batch[0]):
-                count -= len(batch.pop(0))
-            left.extendleft(reversed([batch[0][count:], *batch[1:]]))
+    for part in parts:
+        view = memoryview(part).cast("B")
+        while view:
+            view = view[os.write(descriptor, view[:_WRITE]) :]
