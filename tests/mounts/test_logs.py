@@ -96,13 +96,13 @@ def test_failures_of_each_kind_are_logged_with_their_target(nginx: Nginx, tmp_pa
 # -- many failures, few lines
 
 
-def test_thousands_of_failures_stay_few_lines(tmp_path: Path) -> None:
+def test_hundreds_of_failures_stay_few_lines(tmp_path: Path) -> None:
     """Many chunks fail, and one chunk fails many times; the numbers in the log include every failure."""
     began = time.monotonic()
-    with mounted(missing(tmp_path, 800), tmp_path / "mnt") as root:
+    with mounted(missing(tmp_path, 300), tmp_path / "mnt") as root:
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
-            found = set(pool.map(lambda number: read(root / f"k/{number}"), range(800)))
-            found |= set(pool.map(lambda _: read(root / "k/0"), range(200)))
+            found = set(pool.map(lambda number: read(root / f"k/{number}"), range(300)))
+            found |= set(pool.map(lambda _: read(root / "k/0"), range(100)))
         assert found == {errno.EIO}
         counted = errors(root)
     lines = [line for line in log_of(root).splitlines() if " ERROR: " in line]
@@ -111,7 +111,7 @@ def test_thousands_of_failures_stay_few_lines(tmp_path: Path) -> None:
     own = [line for line in lines if " read k/" in line and " more like it" not in line]
     more = [re.search(r"\(([\d,]+) more like it|ERROR: ([\d,]+) failures were not", line) for line in lines]
     suppressed = sum(int((one[1] or one[2]).replace(",", "")) for one in more if one)
-    assert len(own) + suppressed == counted["EIO"] >= 1000
+    assert len(own) + suppressed == counted["EIO"] >= 400
     assert re.search(r": [\d,]+ failures were not logged one by one: [\d,]+ read EIO$", lines[-1])
 
 
@@ -119,9 +119,9 @@ def test_thousands_of_failures_stay_few_lines(tmp_path: Path) -> None:
 
 
 def pace(root: Path) -> float:
-    """Read 300 different files, which all fail and are logged; return the seconds that the reads took."""
+    """Read 100 different files, which all fail and are logged; return the seconds that the reads took."""
     began = time.monotonic()
-    for number in range(300):
+    for number in range(100):
         assert read(root / f"k/{number}") == errno.EIO
     return time.monotonic() - began
 
@@ -129,7 +129,7 @@ def pace(root: Path) -> float:
 def test_readers_do_not_wait_for_a_full_log_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    source, point = missing(tmp_path, 300), tmp_path / "mnt"
+    source, point = missing(tmp_path, 100), tmp_path / "mnt"
     point.mkdir()
     done = run("mount", source, point, "-o", f"log_file={pipe}")
     assert done.returncode == 2
@@ -142,7 +142,7 @@ def test_readers_do_not_wait_for_a_full_log_pipe(tmp_path: Path) -> None:
         pid = daemon_pid(point)
         assert pace(point) < 60
         assert pace(point) < 60
-        assert errors(point)["EIO"] >= 600
+        assert errors(point)["EIO"] >= 200
         began = time.monotonic()
         assert run("umount", point).returncode == 0
         wait_for(lambda: not alive(pid))
