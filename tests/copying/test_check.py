@@ -15,7 +15,6 @@ from zarrfs.copying.check_report import CheckReport
 from zarrfs.errors import AccessDenied, OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash
 from zarrfs.store.index import IndexStore
 from zarrfs.store.indexfile import IndexWriter, Region
-from zarrfs.store.traversal import follow
 
 ERRORS = {
     "missing": TargetMissing,
@@ -134,17 +133,6 @@ def test_entries_that_were_left_out_are_failures(tmp_path: Path) -> None:
     assert checked(store, "a").problems == [("a/y", "wrong arity")]
 
 
-def test_only_entries_at_or_below_the_key_are_checked(tmp_path: Path) -> None:
-    def fill(writer: IndexWriter) -> None:
-        writer.inline("a/b/x", b"1")
-        writer.inline("a/y", b"1")
-        writer.inline("z", b"1")
-
-    store, _targets = store_of(tmp_path, fill)
-    assert checked(store, "a").ok == 2
-    assert checked(store, "a/b/x").ok == 1
-
-
 def test_holes_are_not_read(tmp_path: Path) -> None:
     def fill(writer: IndexWriter) -> None:
         writer.regions("hole", 1 << 60, [])
@@ -245,17 +233,3 @@ def test_an_array_that_was_not_examined_is_reported(tmp_path: Path) -> None:
 
     report = checked(Once())
     assert (report.ok, report.clean, [bad.reason for bad in report.bad]) == (3, False, ["status 500"])
-
-
-def test_follow_resolves_links_inside_the_store(tmp_path: Path) -> None:
-    def fill(writer: IndexWriter) -> None:
-        writer.inline("real/deep/file", b"1")
-        writer.symlink("a", "real/deep")
-        writer.symlink("real/b", "../a/../deep/file")
-        writer.symlink("out", "..")
-
-    store, _targets = store_of(tmp_path, fill)
-    assert trio.run(follow, store, "a/file") == "real/deep/file"
-    assert trio.run(follow, store, "real/b") == "real/deep/file"
-    assert trio.run(follow, store, "") == ""
-    assert trio.run(follow, store, "out/x") is None

@@ -14,9 +14,6 @@ import pytest
 
 from tests.conftest import DATA, PROGRAM, run
 from tests.mounts.mounting import daemon_pid, mount_lines, mounted
-from zarrfs.config.options import parse
-from zarrfs.daemon import session
-from zarrfs.errors import MountError
 
 ARCHIVE_FILE = {"path": "a", "mode": 0o100644, "size": 1, "encoding": "utf-8", "data": "x"}
 
@@ -87,20 +84,6 @@ def test_a_mount_point_that_is_no_directory_is_refused(tmp_path: Path) -> None:
     done = run("mount", DATA / "zarr/v2_hier", tmp_path / "file")
     assert done.returncode == 1
     assert "not a directory" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("mountpoint", "says"),
-    [
-        (str(DATA / "references/combined_v1.json"), "not a directory: the source comes first, then the mount point"),
-        (str(DATA / "zarr/v2_hier"), "is a Zarr store, and "),
-        ("s3://bucket/x", "a URL is not a mount point: the source comes first"),
-    ],
-)
-def test_swapped_arguments_are_recognised(tmp_path: Path, mountpoint: str, says: str) -> None:
-    with pytest.raises(MountError) as caught:
-        session.mount(str(tmp_path), mountpoint, parse([]))
-    assert str(caught.value).startswith(f"{mountpoint}: {says}")
 
 
 def test_a_mount_point_in_use_is_refused(tmp_path: Path) -> None:

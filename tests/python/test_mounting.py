@@ -6,7 +6,6 @@ import errno
 import json
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -179,21 +178,3 @@ def test_a_mount_that_is_left_behind_loses_no_file(tmp_path: Path, monkeypatch: 
         assert (tmp_path / "s.zarr/.zgroup").exists()
     finally:
         assert run("umount", *mountpoints).returncode == 0
-
-
-def test_a_python_that_does_not_decode_file_names_as_utf8_is_refused(tmp_path: Path) -> None:
-    """LC_ALL=en_US is such a case: it is ISO 8859-1."""
-    built = shutil.which("localedef") and subprocess.run(
-        ["localedef", "-i", "en_US", "-f", "ISO-8859-1", tmp_path / "en_US"], capture_output=True, check=False
-    )
-    if not built or built.returncode:
-        pytest.skip("needs localedef and the definitions of locales")
-    (document := tmp_path / "set.json").write_text(json.dumps({"version": 1, "refs": {"é/0": "value"}}))
-    code = f"import zarrfs\nwith zarrfs.mounted({str(document)!r}) as at: print((at / chr(233) / '0').read_text())"
-    refused = "UsageError: this Python reads file names as iso8859-1: start it with PYTHONUTF8=1"
-    for environment, said in ({}, refused), ({"PYTHONUTF8": "1"}, "value\n"):
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=False,
-            env={**os.environ, "LOCPATH": str(tmp_path), "LC_ALL": "en_US", **environment},
-        )  # fmt: skip
-        assert said in done.stdout + done.stderr

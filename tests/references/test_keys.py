@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -90,11 +89,6 @@ def test_a_bad_key_makes_no_directory() -> None:
         assert [entry for entry, _ in made.problems] == ["a/..", "a"]
 
 
-def test_the_last_of_duplicate_keys_wins() -> None:
-    with compiled(json.loads('{"a": "1", "b": "x", "a": ["/u", 0, 5]}')) as made:
-        assert made.tree() == {"a": ["/u", 0, 5], "b": b"x"}
-
-
 # -- a leading slash, and keys that are directories too
 
 
@@ -117,15 +111,6 @@ def test_many_unknown_members_are_counted() -> None:
 
 
 NAMES = st.sampled_from(["a", "a-", "b"])  # "-" sorts before "/"
-CONFLICT = {"a": "1", "b": "2", "b/c": "3", "b/c/d": "4", "b/e": ["u", 0, 1], "b0": "5", "f/g": "6", "f": ["u"]}
-
-
-def test_a_key_that_is_also_a_directory() -> None:
-    with compiled(CONFLICT) as made:
-        assert sorted(made.keys()) == ["a", "b/c/d", "b/e", "b0", "f/g"]
-        assert [entry for entry, _ in made.problems] == ["b", "b/c", "f"]
-
-
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keys=st.lists(st.lists(NAMES, min_size=1, max_size=5).map("/".join), max_size=40))
 def test_directories_evicted_from_the_cache(keys: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

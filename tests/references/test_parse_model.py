@@ -11,12 +11,6 @@ from hypothesis import strategies as st
 
 from tests.references.referencesets import compiled
 
-NAMES = st.text(st.sampled_from("ab.é{ "), min_size=1, max_size=3).filter(lambda name: name not in (".", ".."))
-KEYS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
-NUMBERS = st.integers(0, 2**62 - 1)
-INLINE = st.text(max_size=20).filter(lambda text: not text.startswith("base64:"))
-URLS = st.text(st.sampled_from("ab/:é%{}"), max_size=8).map(lambda text: f"/t/{text}")
-
 
 def resolved(value: Any) -> Any:
     """Return a value of a document as Compiled.value() returns it."""
@@ -26,14 +20,6 @@ def resolved(value: Any) -> Any:
 def without_conflicts(entries: dict[str, Any]) -> dict[str, Any]:
     directories = {key[:at] for key in entries for at, char in enumerate(key) if char == "/"}
     return {key: value for key, value in entries.items() if key not in directories}
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.dictionaries(KEYS, INLINE | st.tuples(URLS).map(list) | st.tuples(URLS, NUMBERS, NUMBERS).map(list)))
-def test_random_sets_of_version_0(document: dict[str, Any]) -> None:
-    document.pop("version", None)
-    with compiled(document) as made:
-        assert made.tree() == {key: resolved(value) for key, value in without_conflicts(document).items()}
 
 
 FRAGMENTS = st.lists(

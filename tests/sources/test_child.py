@@ -28,20 +28,6 @@ def test_a_document_that_is_mounted_again_needs_no_child(tmp_path: Path) -> None
     assert found == [b"fork\n", b""]
 
 
-def test_a_crash_prints_its_traceback() -> None:
-    script = """
-from zarrfs.sources import prepare, plan_source
-from zarrfs.config.options import Options
-def fail(*_): raise KeyError("x")
-prepare.prepare = fail
-plan_source("/x.json", Options(), forks=True)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
-    assert "KeyError: 'x'" in done.stderr
-    assert "reading it failed with status 1; see the messages above" in done.stderr
-
-
 def test_a_child_that_is_ended_before_it_answers_leaves_no_index(tmp_path: Path) -> None:
     """Without a cache directory, the index is for the parent alone."""
     (tmp_path / "refs.json").write_text('{"version": 1, "refs": {"a": "1"}}')

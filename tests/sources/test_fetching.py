@@ -87,11 +87,6 @@ def test_urls_without_a_document(nginx: Nginx) -> None:
         read_document(f"http://127.0.0.1:{free_port()}/x.json", OPTIONS)
 
 
-def test_invalid_options_of_requests_are_an_error_of_the_source() -> None:
-    with pytest.raises(SourceError, match=r"these options: http\.auth is not user:password"):
-        read_document("http://localhost/x.json", Options(storage={"http": {"auth": ["x"]}}))
-
-
 @pytest.mark.parametrize(
     ("data", "says"),
     [

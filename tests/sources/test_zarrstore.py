@@ -87,7 +87,7 @@ def test_consolidated_metadata_is_not_held_in_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("before", [0, (1 << 20) - 13, (1 << 20) - 8, (1 << 20) - 2, 1 << 20, 5 << 20])
+@pytest.mark.parametrize("before", [0, (1 << 20) - 8, 5 << 20])
 def test_a_record_size_is_found_anywhere_in_the_zmetadata(before: int, tmp_path: Path) -> None:
     (tmp_path / ".zmetadata").write_text(" " * before + '{"record_size": 10000, "metadata": {}}')
     assert plan_directory("x", str(tmp_path), OPTIONS).kind == "references"
