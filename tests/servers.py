@@ -14,6 +14,7 @@ import random
 import re
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -232,6 +233,7 @@ class Faulty:
 
 
 Answer = tuple[int, dict[str, str], bytes]
+AnswerByHeaders = Callable[[str, str, Mapping[str, str]], Answer]
 
 
 def serving(answer: Callable[[str, str], Answer]) -> contextlib.AbstractContextManager[str]:
@@ -240,8 +242,10 @@ def serving(answer: Callable[[str, str], Answer]) -> contextlib.AbstractContextM
 
 
 @contextlib.contextmanager
-def serving_by_headers(answer: Callable[[str, str, Mapping[str, str]], Answer]) -> Iterator[str]:
-    """Run a server as serving() does; `answer` gets the headers of the request as well."""
+def serving_by_headers(
+    answer: AnswerByHeaders, host: str = "127.0.0.1", context: ssl.SSLContext | None = None
+) -> Iterator[str]:
+    """Run a server as serving() does, with TLS if there is a `context`; `answer` also gets the request's headers."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -261,10 +265,12 @@ def serving_by_headers(answer: Callable[[str, str, Mapping[str, str]], Answer]) 
 
         do_HEAD = do_GET
 
-    with _Server(("127.0.0.1", 0), Handler) as server:
+    with (_Server6 if ":" in host else _Server)((host, 0), Handler) as server:
+        if context is not None:
+            server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}"
+            yield f"{'https' if context else 'http'}://{f'[{host}]' if ':' in host else host}:{server.server_port}"
         finally:
             server.shutdown()
 
@@ -275,6 +281,10 @@ class _Server(http.server.ThreadingHTTPServer):
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Print nothing: tests have clients that disconnect."""
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
 
 
 class _FaultyHandler(http.server.BaseHTTPRequestHandler):

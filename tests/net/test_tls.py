@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import http.server
 import ipaddress
 import json
 import os
 import shutil
 import ssl
 import subprocess
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -23,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.conftest import PROGRAM
+from tests.servers import Answer, AnswerByHeaders, serving_by_headers
 from zarrfs.config.options import Options, parse
 from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net.http import HttpSystem
@@ -67,45 +66,17 @@ class Authority:
         return made.not_valid_before(NOW - 10 * DAY).not_valid_after(NOW + left)
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    """A handler that serves VALUE, or a range of it."""
-
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # send a body without waiting for the ACK of its headers
-
-    def do_GET(self) -> None:
-        """Send the requested range, or all of VALUE."""
-        asked = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
-        start, stop = int(asked[0]), min(int(asked[2] or len(VALUE) - 1) + 1, len(VALUE))
-        self.send_response(206 if "Range" in self.headers else 200)
-        self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(VALUE)}")
-        self.send_header("Content-Length", str(stop - start))
-        self.send_header("ETag", '"one"')
-        self.end_headers()
-        self.wfile.write(VALUE[start:stop])
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Log nothing."""
+def ranged(method: str, path: str, headers: Mapping[str, str]) -> Answer:
+    """Answer with the requested range of VALUE."""
+    first, last = headers["Range"].removeprefix("bytes=").split("-")
+    start, stop = int(first), min(int(last) + 1, len(VALUE))
+    return 206, {"Content-Range": f"bytes {start}-{stop - 1}/{len(VALUE)}", "ETag": '"one"'}, VALUE[start:stop]
 
 
-class Talking(Handler):
-    """A handler that sends another answer, which nobody asked for, in the TLS record of the first body."""
-
-    def do_GET(self) -> None:
-        """Send 20 bytes: of zeros for /first."""
-        more = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n" if self.path == "/first" else b""
-        self.send_response(206)
-        self.send_header("Content-Range", "bytes 0-19/20")
-        self.send_header("Content-Length", "20")
-        self.end_headers()
-        self.wfile.write((bytes(20) if more else VALUE[:20]) + more)
-
-
-class Quiet(http.server.ThreadingHTTPServer):
-    """A server that does not report clients that refuse its certificate."""
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore the error."""
+def talking(method: str, path: str, headers: Mapping[str, str]) -> Answer:
+    """Answer with 20 bytes; for /first, zeros, and another answer that nobody asked for, in the same TLS record."""
+    body = bytes(20) + b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n" if path == "/first" else VALUE[:20]
+    return 206, {"Content-Range": "bytes 0-19/20", "Content-Length": "20"}, body
 
 
 Server = Callable[..., str]
@@ -120,11 +91,11 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @pytest.fixture
 def server(authority: Authority) -> Iterator[Server]:
     """Yield a function that starts a server with a certificate of the authority and returns its URL."""
-    running: list[Quiet] = []
+    running = contextlib.ExitStack()
 
     def start(
         name: str = "good", address: str = "127.0.0.1", left: datetime.timedelta = DAY, clients: bool = False,
-        version: ssl.TLSVersion | None = None, handler: type[Handler] = Handler,
+        version: ssl.TLSVersion | None = None, answer: AnswerByHeaders = ranged,
     ) -> str:  # fmt: skip
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(authority.certificate(name, address, left))
@@ -133,16 +104,10 @@ def server(authority: Authority) -> Iterator[Server]:
             context.load_verify_locations(authority.file)
         if version is not None:
             context.minimum_version = context.maximum_version = version
-        made = Quiet(("127.0.0.1", 0), handler)
-        made.socket = context.wrap_socket(made.socket, server_side=True, do_handshake_on_connect=False)
-        threading.Thread(target=made.serve_forever, daemon=True).start()
-        running.append(made)
-        return f"https://127.0.0.1:{made.server_address[1]}"
+        return running.enter_context(serving_by_headers(answer, context=context))
 
-    yield start
-    for one in running:
-        one.shutdown()
-        one.server_close()
+    with running:
+        yield start
 
 
 def read(url: str, trusted: Path | None, *options: str) -> bytes:
@@ -246,19 +211,15 @@ def test_a_passphrase_is_refused_without_a_prompt(tmp_path: Path, server: Server
 
 
 def test_a_server_that_does_not_speak_tls_is_an_error() -> None:
-    made = Quiet(("127.0.0.1", 0), Handler)
-    threading.Thread(target=made.serve_forever, daemon=True).start()
-    with pytest.raises(ReadError, match="the server does not speak TLS"):
-        read(f"https://127.0.0.1:{made.server_address[1]}", None, "retries=0")
-    made.shutdown()
-    made.server_close()
+    with serving_by_headers(ranged) as url, pytest.raises(ReadError, match="the server does not speak TLS"):
+        read(url.replace("http:", "https:"), None, "retries=0")
 
 
 def test_an_answer_that_nobody_asked_for_is_not_that_of_the_next_request(
     monkeypatch: pytest.MonkeyPatch, server: Server, authority: Authority
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
-    url = server(handler=Talking)
+    url = server(answer=talking)
 
     async def fetch() -> list[bytes]:
         system = HttpSystem(Options(), Trust(Options()))

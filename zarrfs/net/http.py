@@ -41,7 +41,6 @@ _ERROR_MAX = 8 << 10  # bytes that are read of an error message
 RANGE = re.compile(r"bytes\s+(\d+)-(\d+)/(\d+|\*)\s*$", re.IGNORECASE)
 _SERVED = (200, 203, 204, 206)  # statuses of answers that contain the value; the body of another 2xx is a message
 _OF_BUCKETS = ("x-amz-request-id", "x-ms-request-id")  # headers of object stores
-_told: set[str] = set()  # servers that ignore ranges, which has been logged
 
 
 class HttpSystem(System):
@@ -169,10 +168,7 @@ class HttpSystem(System):
         if stop is None and total is not None and total - start > self._limit:
             raise too_large(without_secrets(url), self._limit)
         if start:
-            host = web_host(url)
-            if host not in _told:
-                _told.add(host)
-                log.warning("%s ignores range requests: every read fetches a value from its beginning", host)
+            _warn_of_no_ranges(web_host(url))
         want = self._limit + 1 if stop is None else stop - start
         data, seen = await _part(response, start, want)
         if stop is None and len(data) > self._limit:
@@ -242,6 +238,11 @@ class HttpSystem(System):
                 _check_busy(response, url)
                 self._answering[server] = response.status == 200
         return self._answering[server]
+
+
+@functools.lru_cache(1024)  # once for each server
+def _warn_of_no_ranges(host: str) -> None:
+    log.warning("%s ignores range requests: every read fetches a value from its beginning", host)
 
 
 @functools.lru_cache(4096)
