@@ -156,8 +156,6 @@ class Now:
 class Empty(Store):
     """A store without entries: the lower store of a directory that is its own upper directory."""
 
-    has_links = True
-
     async def info(self, key: str, sized: bool = True) -> Info:
         raise NotFound(key)
 
