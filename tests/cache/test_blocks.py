@@ -21,9 +21,8 @@ from zarrfs.cache import disk, pins
 from zarrfs.cache.block_request import BlockRequest
 from zarrfs.cache.blocks import Blocks
 from zarrfs.config.options import Options
-from zarrfs.errors import OutOfRange, TargetChanged
-from zarrfs.metrics.counters import COUNTS
-from zarrfs.net import request_queue, versions
+from zarrfs.errors import TargetChanged
+from zarrfs.net import request_queue
 from zarrfs.net.responses import Transient
 from zarrfs.store.remotefiles import RemoteFiles
 
@@ -174,21 +173,8 @@ def test_blocks_without_a_version_are_not_kept_on_disk(faulty: Faulty, tmp_path:
     options = Options(cache_dir=str(tmp_path))
     for _ in range(2):
         assert read(url, options, 0, 50_000) == [VALUE[:10_000], VALUE[50_000:60_000]]
-    asked = [range_ for method, _, range_ in faulty.requests if method == "GET" and range_ != "bytes=0-0"]
-    assert asked == ["bytes=0-9999", "bytes=50000-59999"] * 2
-    assert len(faulty.requests) - len(asked) <= 4, "its version is asked for once"
-
-
-def test_a_target_that_is_too_short_is_not_reported_as_one_without_a_version(
-    faulty: Faulty, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Servers send no ETag with status 416, whatever they send with bytes."""
-    monkeypatch.setattr(versions, "_unversioned", {})
-    url = faulty.put("/v", VALUE[:100])
-    with pytest.raises(OutOfRange):
-        read(url, Options(), 5000, size=100)
-    assert "sends no version" not in caplog.text
-    assert versions.unversioned() == []
+    assert faulty.gets() == len(faulty.requests) == 4
+    assert not list(tmp_path.rglob("*/*"))
 
 
 def test_small_values_of_a_new_version_are_not_kept_as_the_old_one(
@@ -211,15 +197,6 @@ def test_small_values_of_a_new_version_are_not_kept_as_the_old_one(
     using(check, options)
     with pytest.raises(TargetChanged):
         read(url, options, 0, 100_000, size=100)
-
-
-def test_a_disk_that_fails_is_no_cache_and_no_error(faulty: Faulty, tmp_path: Path) -> None:
-    url = faulty.put("/v", VALUE)
-    (tmp_path / "file").write_text("not a directory")
-    options = Options(cache_dir=str(tmp_path / "file"))
-    for _ in range(2):
-        assert read(url, options, 0, 50_000) == [VALUE[:10_000], VALUE[50_000:60_000]]
-    assert faulty.gets() == 4
 
 
 def test_a_large_block_stays_in_memory_while_the_disk_keeps_none(faulty: Faulty, tmp_path: Path) -> None:
@@ -264,132 +241,27 @@ async def memory_value(files: RemoteFiles, value: bytes) -> tuple[Any, str]:
     return await files.find("memory://blocks/v")
 
 
-def pieces(value: bytes, *lows: int) -> list[bytes]:
-    return [value[low : low + 10_000] for low in lows]
-
-
-@pytest.mark.parametrize("disk", [False, True])
 @pytest.mark.parametrize("size", [len(VALUE), 200_000])
 def test_a_change_is_noticed_if_answers_have_no_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: bool, size: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
+    """Nothing of such a server is kept on disk."""
     monkeypatch.setattr(pins, "_FRESH", 0.0)
-    options = Options(cache_dir=str(tmp_path)) if disk else Options()
-    url, other = "memory://blocks/v", os.urandom(size)
+    options, url, other = Options(cache_dir=str(tmp_path)), "memory://blocks/v", os.urandom(size)
 
     async def check(files: RemoteFiles) -> None:
-        await memory_value(files, VALUE)
+        system, path = await memory_value(files, VALUE)
+        expected = await files.stat_at(system, path)
         assert bytes(await files.read(url, 0, 10_000, 0, 10_000)) == VALUE[:10_000]
+        assert bytes(await files.read_at(system, path, 0, 10_000, 0, 10_000, expected)) == VALUE[:10_000]
         await memory_value(files, other)
         for low in (50_000, 100_000):
             with pytest.raises(TargetChanged, match="has changed since it was first read"):
                 await files.read(url, low, 10_000, low, low + 10_000)
 
     using(check, options)
-    assert read(url, options, 50_000, 0) == pieces(other, 50_000, 0)
-
-
-def test_bytes_are_not_kept_under_a_version_that_was_learned_after_they_were_requested(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As over HTTP without a HEAD request: a Last-Modified of the current second is no version, but becomes one."""
-    written: list[Any] = []
-    monkeypatch.setattr(disk.DiskCache, "write", lambda _, *given: written.append(given))
-
-    async def nothing(*_: object) -> None:
-        await trio.lowlevel.checkpoint()
-
-    monkeypatch.setattr(pins.Pins, "prepare", nothing)
-
-    async def check(files: RemoteFiles) -> None:
-        system, path = await memory_value(files, VALUE)
-        await files.read("memory://blocks/v", 0, 10_000, 0, 10_000)
-        assert files.blocks._pins.version(BlockRequest(system, path, 0, 0)) is not None
-
-    using(check, Options(cache_dir=str(tmp_path)))
-    assert written == []
-
-
-def test_what_changes_while_it_is_fetched_is_not_kept_on_disk(tmp_path: Path) -> None:
-    """A block is kept only if attributes are the same before and after its fetch; else it may be of either version."""
-    options, url, other = Options(cache_dir=str(tmp_path)), "memory://blocks/v", os.urandom(len(VALUE))
-
-    async def check(files: RemoteFiles) -> None:
-        system, _ = await memory_value(files, VALUE)
-        assert bytes(await files.read(url, 0, 10_000, 0, 10_000)) == VALUE[:10_000]
-        fetch = system.fetch
-
-        async def changed(path: str, start: int, stop: int | None) -> Any:
-            await memory_value(files, other)
-            return await fetch(path, start, stop)
-
-        system.fetch = changed
-        with pytest.raises(TargetChanged):
-            await files.read(url, 50_000, 10_000, 50_000, 60_000)
-
-    using(check, options)
-    assert read(url, options, 50_000, 0) == pieces(other, 50_000, 0)
-
-
-def test_what_replaces_an_expected_version_while_it_is_fetched_is_not_kept_on_disk(tmp_path: Path) -> None:
-    options, other = Options(cache_dir=str(tmp_path)), os.urandom(len(VALUE))
-
-    async def change(files: RemoteFiles) -> Any:
-        system, path = await memory_value(files, VALUE)
-        expected, fetch = await files.stat_at(system, path), system.fetch
-
-        async def changed(path: str, start: int, stop: int | None) -> Any:
-            await memory_value(files, other)
-            return await fetch(path, start, stop)
-
-        system.fetch = changed
-        assert bytes(await files.read_at(system, path, 0, 10_000, 0, 10_000, expected)) == other[:10_000]
-        return expected
-
-    expected = using(change, options)
-
-    async def check(files: RemoteFiles) -> None:
-        system, path = await memory_value(files, VALUE)
-        assert bytes(await files.read_at(system, path, 0, 10_000, 0, 10_000, expected)) == VALUE[:10_000]
-
-    using(check, options)
-
-
-def test_an_expected_version_is_kept_on_disk_if_answers_have_none(tmp_path: Path) -> None:
-    options = Options(cache_dir=str(tmp_path))
-    fsspec.filesystem("memory").pipe("/blocks/v", VALUE)
-
-    async def stat(files: RemoteFiles) -> Any:
-        return await files.stat_at(*await files.find("memory://blocks/v"))
-
-    expected = using(stat, options)
-
-    async def requests(files: RemoteFiles) -> int:
-        before = COUNTS["requests_total"]
-        system, path = await files.find("memory://blocks/v")
-        assert bytes(await files.read_at(system, path, 0, 10_000, 0, 10_000, expected)) == VALUE[:10_000]
-        return COUNTS["requests_total"] - before
-
-    assert not all(using(requests, options) for _ in range(100))  # a disk that is busy keeps nothing
-
-
-def test_blocks_of_a_server_whose_answers_have_no_version_are_kept_on_disk(tmp_path: Path) -> None:
-    options, url = Options(cache_dir=str(tmp_path)), "memory://blocks/v"
-    wanted = [(url, low, low + 100) for low in range(0, 4000, 200)] + [(url, 50_000, 150_000)]
-
-    async def check(files: RemoteFiles) -> int:
-        await files.find(url)
-        before = COUNTS["requests_total"]
-        await files.prefetch(wanted)
-        for _, low, high in wanted:
-            assert bytes(await files.read(url, low, high - low, low, high)) == VALUE[low:high]
-        return COUNTS["requests_total"] - before
-
-    fsspec.filesystem("memory").pipe("/blocks/v", VALUE)
-    for _ in range(100):  # a disk that is busy keeps nothing
-        if not using(check, options):
-            break
-    assert not using(check, options)
+    assert read(url, options, 50_000, 0) == [other[50_000:60_000], other[:10_000]]
+    assert not list(tmp_path.rglob("*"))
 
 
 LARGE = os.urandom(10_000_000)

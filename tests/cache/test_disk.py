@@ -31,7 +31,7 @@ MIB = 1 << 20
 SIZE = 256 * MIB
 T = "https://host/data.nc"
 ONE, TWO = TargetVersion('"one"', 1 << 40), TargetVersion('"two"', 1 << 40)
-KILLS = int(os.environ.get("ZARRFS_TEST_KILLS", "10"))
+KILLS = int(os.environ.get("ZARRFS_TEST_KILLS", "5"))
 FORK = multiprocessing.get_context("fork")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system, or gives a directory away")
 
@@ -111,8 +111,8 @@ def to_a_socket(path: Path) -> None:
 
 
 DAMAGES: dict[str, Callable[[Path], None]] = {
-    **{f"flip {place}": lambda path, place=place: flip(path, place) for place in (0, 5, 13, 22, 30, 40, 300, 505, -1)},
-    **{f"cut to {length}": lambda path, length=length: os.truncate(path, length) for length in (0, 1, 500)},
+    **{f"flip {place}": lambda path, place=place: flip(path, place) for place in (0, 5, 22, 300, 505, -1)},
+    **{f"cut to {length}": lambda path, length=length: os.truncate(path, length) for length in (0, 500)},
     "one shorter": lambda path: os.truncate(path, path.stat().st_size - 1),
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"x") and None,
     "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)) and None,
@@ -140,7 +140,7 @@ def test_a_damaged_block_is_a_miss_and_can_be_written_again(how: str, length: in
     assert found(again, 4096, 4096 + length)
 
 
-@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize("how", ["flip 5", "flip 300", "cut to 0", "longer", "fifo"])
 def test_a_damaged_version_record_is_a_miss_and_can_be_written_again(how: str, tmp_path: Path) -> None:
     cache, version = DiskCache(str(tmp_path), SIZE), TargetVersion("e" * 400, 3)
     cache.record(T, version, time.time())
@@ -226,15 +226,15 @@ def test_threads_share_one_cache(tmp_path: Path) -> None:
 
     def work(seed: int) -> None:
         try:
-            for number in range(60):
-                start = (number * 7 + seed) % 40 * 10_000
+            for number in range(30):
+                start = (number * 7 + seed) % 20 * 10_000
                 found(cache, start, start + 10_000)
                 write(cache, start, start + 10_000)
                 assert found(cache, start, start + 10_000)
         except BaseException as exc:
             wrong.append(exc)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -341,27 +341,27 @@ def test_the_directory_of_another_user_is_not_used_even_by_root(
 
 
 def test_the_least_recently_used_blocks_are_evicted(tmp_path: Path) -> None:
-    cache, block = DiskCache(str(tmp_path), 32 * MIB), 256 << 10
-    for number in range(90):
+    cache, block = DiskCache(str(tmp_path), 16 * MIB), 256 << 10
+    for number in range(45):
         write(cache, number * block, (number + 1) * block)
         newest = max(blocks(tmp_path), key=lambda path: path.stat().st_mtime)
         os.utime(newest, (1e9 + number, 1e9 + number))
     assert found(cache, 0, block)  # marks it as used now
-    for number in range(90, 130):
+    for number in range(45, 65):
         write(cache, number * block, (number + 1) * block)
-    there = [found(cache, number * block, (number + 1) * block) for number in range(130)]
+    there = [found(cache, number * block, (number + 1) * block) for number in range(65)]
     gone = there.index(True, 1)
     assert there[0]
     assert not any(there[1:gone])
     assert all(there[gone:])
-    assert 10 < gone < 60
+    assert 5 < gone < 45
 
 
-@pytest.mark.parametrize("size", [0, 4096, 700_000, MIB, 3 * MIB])
+@pytest.mark.parametrize("size", [0, 4096, 700_000, 3 * MIB])
 def test_small_sizes_are_not_exceeded(size: int, tmp_path: Path) -> None:
     cache, chance = DiskCache(str(tmp_path), size), random.Random(1)
     base = taken(tmp_path)
-    for _ in range(100):
+    for _ in range(30):
         start, length = chance.randrange(64) * MIB, chance.randrange(1, 400_000)
         write(cache, start, start + length)
         cache._resume = 0  # the back-off has passed
@@ -417,7 +417,7 @@ def end(processes: list[BaseProcess], directory: Path) -> None:
 
 def test_killed_writers_disturb_nobody_and_du_never_exceeds_the_size(tmp_path: Path) -> None:
     """Four processes write; others are started and killed meanwhile. All that is left is right."""
-    directory, size, most = tmp_path / "c", 24 * MIB, 0
+    directory, size, most = tmp_path / "c", 12 * MIB, 0
     processes = churning(directory, size, 4, 100)
     try:
         end_by = time.monotonic() + 60

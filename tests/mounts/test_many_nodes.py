@@ -58,7 +58,7 @@ def files(nginx: Nginx, proxy: FaultProxy, name: str, count: int, tmp_path: Path
 
 
 def test_each_block_is_fetched_about_once(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
-    source, values = files(nginx, proxy, "nodes", 60, tmp_path)
+    source, values = files(nginx, proxy, "nodes", 30, tmp_path)
     proxy.faults = SLOW
     with nodes(source, tmp_path, f"cache_dir={tmp_path}/blocks") as roots:
         read_on_all(roots, whole(values))
@@ -69,25 +69,25 @@ def test_each_block_is_fetched_about_once(nginx: Nginx, proxy: FaultProxy, tmp_p
 def test_parts_of_large_values_and_tiny_values_are_fetched_about_once(
     nginx: Nginx, proxy: FaultProxy, tmp_path: Path
 ) -> None:
-    """4 parts of 4 MiB, and 2,000 values of 300 bytes, many of which are fetched with one request."""
-    large = cut(publish(nginx.plain.root, "large.bin", 16 << 20), "large", 16 << 20)
-    tiny = cut(publish(nginx.plain.root, "tiny.bin", 600_000), "tiny", 300)
+    """2 parts of 4 MiB, and 500 values of 300 bytes, many of which are fetched with one request."""
+    large = cut(publish(nginx.plain.root, "large.bin", 8 << 20), "large", 8 << 20)
+    tiny = cut(publish(nginx.plain.root, "tiny.bin", 150_000), "tiny", 300)
     targets = {f"{proxy.url}/large.bin": large, f"{proxy.url}/tiny.bin": tiny}
     source = document(tmp_path / "refs.json", targets)
-    reads = [(large[0], at, 128 << 10) for at in range(0, 16 << 20, 128 << 10)]
+    reads = [(large[0], at, 128 << 10) for at in range(0, 8 << 20, 128 << 10)]
     options = f"cache_dir={tmp_path}/blocks"
     with nodes(source, tmp_path, options) as roots:
         read_on_all(roots, reads, threads=2)
         read_on_all(roots, whole(tiny))
-    assert proxy.paths["/large.bin"] <= SHARED * 4
-    assert proxy.paths["/tiny.bin"] <= 2000, "one for each value at most, of four nodes that all read all"
+    assert proxy.paths["/large.bin"] <= SHARED * 2
+    assert proxy.paths["/tiny.bin"] <= 500, "one for each value at most, of four nodes that all read all"
 
 
 def test_another_node_fetches_the_blocks_of_a_killed_one(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
     """The daemon is killed while it fetches, and leaves its leases."""
     source, values = files(nginx, proxy, "killed", 4, tmp_path)
     options = f"cache_dir={tmp_path}/blocks,read_timeout=60s,prefetch=0B"
-    with nodes(source, tmp_path, options, 3) as roots:
+    with nodes(source, tmp_path, options, 2) as roots:
         proxy.hold()
         (victim := tmp_path / "victim").mkdir()
         assert run("mount", source, victim, "-o", options).returncode == 0
@@ -103,19 +103,14 @@ def test_another_node_fetches_the_blocks_of_a_killed_one(nginx: Nginx, proxy: Fa
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
-@pytest.mark.parametrize("state", ["full", "read-only"])
-def test_without_a_usable_disk_there_are_no_leases(
-    state: str, nginx: Nginx, proxy: FaultProxy, tmp_path: Path
-) -> None:
-    source, values = files(nginx, proxy, f"disk-{state}", 30, tmp_path)
+def test_on_a_full_disk_there_are_no_leases(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
+    source, values = files(nginx, proxy, "full", 30, tmp_path)
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", disk], check=True)
     try:
         (disk / "blocks").mkdir()
         (disk / "others").write_bytes(bytes(180 << 10))
-        if state == "read-only":
-            subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
         with nodes(source, tmp_path, f"cache_dir={disk}/blocks,cache_size=1GiB", 2) as roots:
             read_on_all(roots, whole(values[:10]))
             wait_for(lambda: all("WARNING" in log_of(root) for root in roots))

@@ -38,20 +38,18 @@ def check(outcome: Outcome, share: float, waste: float = 0.0) -> None:
 # -- the chunk grid
 
 
-@pytest.mark.parametrize(("readers", "share"), [(1, 0.998), (8, 0.98), (64, 0.9)])
+@pytest.mark.parametrize(("readers", "share"), [(1, 0.998), (64, 0.9)])
 def test_a_scan_is_prefetched(readers: int, share: float, square: RecordingStore) -> None:
     check(read_all(square, SQUARE, readers=readers), share)
 
 
-@pytest.mark.parametrize("readers", [1, 8, 32])
-@pytest.mark.parametrize("seed", range(2))
-def test_random_reads_fetch_nothing(readers: int, seed: int, square: RecordingStore) -> None:
-    keys = random.Random(seed).sample(SQUARE, 400)
-    outcome = read_all(square, keys, readers=readers, seed=seed)
+@pytest.mark.parametrize("readers", [1, 32])
+def test_random_reads_fetch_nothing(readers: int, square: RecordingStore) -> None:
+    outcome = read_all(square, random.Random(readers).sample(SQUARE, 400), readers=readers)
     assert len(outcome.prefetched) < 40, outcome
 
 
-@pytest.mark.parametrize("readers", [1, 8, 32])
+@pytest.mark.parametrize("readers", [1, 32])
 def test_random_reads_of_half_an_array_fetch_little(readers: int, tmp_path: Path) -> None:
     """So many of its chunks have been read that a new one is often beside others."""
     chunks = grid(20, 30)
@@ -68,24 +66,19 @@ def test_a_scan_of_short_lines_after_random_reads_is_prefetched(readers: int, tm
     assert outcome.share > 0.7, outcome  # 0.75 are in order
 
 
-@pytest.mark.parametrize(("readers", "share"), [(1, 0.99), (8, 0.97), (32, 0.8)])
+@pytest.mark.parametrize(("readers", "share"), [(1, 0.99), (32, 0.8)])
 def test_a_range_of_columns(readers: int, share: float, square: RecordingStore) -> None:
     """Each row is read from and to the same columns as the rows before it."""
     check(read_all(square, grid(60, range(5, 15)), readers=readers), share, 0.1)
 
 
-@pytest.mark.parametrize(("readers", "share"), [(1, 0.99), (8, 0.97), (32, 0.6)])
+@pytest.mark.parametrize(("readers", "share"), [(1, 0.99), (32, 0.6)])
 def test_a_box(readers: int, share: float, square: RecordingStore) -> None:
     """The end of the box cannot be predicted: at most one key is wasted for each read."""
     check(read_all(square, grid(range(20, 60), range(30, 50)), readers=readers), share, 1)
 
 
-def test_a_box_of_three_dimensions(tmp_path: Path) -> None:
-    store = a_store(tmp_path, grid(40, 6, 7, separator="/", prefix="b/c/"))
-    check(read_all(store, grid(40, range(2, 4), range(2, 6), separator="/", prefix="b/c/")), 0.97, 0.05)
-
-
-@pytest.mark.parametrize(("readers", "share"), [(1, 0.995), (8, 0.97), (32, 0.7)])
+@pytest.mark.parametrize(("readers", "share"), [(1, 0.995), (32, 0.7)])
 def test_every_third_column(readers: int, share: float, square: RecordingStore) -> None:
     check(read_all(square, grid(60, range(0, 60, 3)), readers=readers), share, 0.05)
 
@@ -95,10 +88,9 @@ def test_a_scan_backwards(readers: int, share: float, square: RecordingStore) ->
     check(read_all(square, SQUARE[:1500:-1], readers=readers), share, 0.35)
 
 
-@pytest.mark.parametrize(("readers", "share"), [(1, 0.998), (32, 0.9)])
-def test_a_scan_along_the_first_axis(readers: int, share: float, square: RecordingStore) -> None:
-    keys = [f"a/{row}.{column}" for column in range(60) for row in range(60)]
-    check(read_all(square, keys, readers=readers), share)
+def test_a_scan_along_the_first_axis(square: RecordingStore) -> None:
+    keys = [f"a/{row}.{column}" for column in range(40) for row in range(60)]
+    check(read_all(square, keys, readers=8), 0.97)
 
 
 def test_one_point_at_every_time(tmp_path: Path) -> None:
@@ -128,10 +120,6 @@ def test_a_scan_in_name_order_prefetches_no_key_twice(tmp_path: Path, monkeypatc
     assert not [key for key, times in asked.items() if times > 1 and key >= "b/c/1" and key < "b/c/2"], outcome
 
 
-def test_a_second_scan_is_prefetched(square: RecordingStore) -> None:
-    assert read_all(square, SQUARE[:1000] * 2).share >= 0.99
-
-
 def test_missing_chunks_do_not_end_a_sequence(tmp_path: Path) -> None:
     """Chunks that have nothing but the fill value may be absent from a store."""
     rng = random.Random(3)
@@ -149,47 +137,42 @@ def test_arrays_read_concurrently(tmp_path: Path) -> None:
 
 
 def test_more_arrays_than_are_remembered(tmp_path: Path) -> None:
-    arrays = [grid(30, prefix=f"v{number}/") for number in range(100)]
+    arrays = [grid(30, prefix=f"v{number}/") for number in range(70)]
     store = a_store(tmp_path, [key for array in arrays for key in array])
     read_all(store, *arrays)
     check(read_all(store, [key for array in arrays for key in array]), 0.85)
 
 
 def test_a_long_key_is_parsed_in_no_time(square: RecordingStore) -> None:
-    """It would stop the loop, and with it all readers of the mount."""
+    """It would stop the loop, and with it all readers of the mount: a quadratic parser takes seconds."""
     ahead = KeyReadAhead(square, 1)
-    began = time.perf_counter()
+    began = time.thread_time()
     for end in ("x", "1.x", "1" * 200, "1" * 4000):
         for _ in range(10):
             ahead.opened("0/" * 2000 + end, 1)
     for number in range(8):
         ahead.opened(f"{number * 10**12}.dat", 1)
-    assert time.perf_counter() - began < 0.05
+    assert time.thread_time() - began < 0.5
 
 
 # -- the directory
 
 
-@pytest.mark.parametrize(("readers", "share"), [(1, 0.99), (8, 0.95), (32, 0.7)])
+@pytest.mark.parametrize(("readers", "share"), [(1, 0.99), (32, 0.7)])
 def test_cp_of_chunks(readers: int, share: float, tmp_path: Path) -> None:
     """cp reads in the order of names (0, 1, 10, 100, 101), one directory after another."""
-    store = a_store(tmp_path, [f"tiny/{group}/{number}" for group in range(10) for number in range(200)], TINY)
-    check(read_all(store, listed(store), readers=readers), share)
+    store = a_store(tmp_path, [f"tiny/{group}/{number}" for group in range(5) for number in range(200)], TINY)
+    outcome = read_all(store, listed(store), readers=readers)
+    check(outcome, share)
+    assert readers > 1 or len(outcome.batches) <= 15, outcome
 
 
-def test_a_thousand_tiny_values_are_a_handful_of_batches(tmp_path: Path) -> None:
-    store = a_store(tmp_path, [f"tiny/{number}" for number in range(1000)], TINY)
-    outcome = read_all(store, listed(store))
-    check(outcome, 0.99)
-    assert len(outcome.batches) <= 15, outcome
-
-
-@pytest.mark.parametrize(("readers", "share"), [(1, 0.99), (8, 0.98), (32, 0.93)])
+@pytest.mark.parametrize(("readers", "share"), [(1, 0.99), (32, 0.93)])
 def test_cp_of_files(readers: int, share: float, tmp_path: Path) -> None:
     rng = random.Random(1)
-    store = a_store(tmp_path, [f"d{at % 3}/{rng.randrange(10**9):x}.dat" for at in range(3000)])
+    store = a_store(tmp_path, [f"d{at % 3}/{rng.randrange(10**9):x}.dat" for at in range(1500)])
     check(read_all(store, listed(store), readers=readers), share)
-    outcome = read_all(store, rng.sample(listed(store), 1000), readers=readers)
+    outcome = read_all(store, rng.sample(listed(store), 500), readers=readers)
     assert len(outcome.prefetched) < 30, outcome
 
 
@@ -199,14 +182,10 @@ def test_cp_of_directories_with_few_files(tmp_path: Path) -> None:
     check(read_all(store, listed(store)), 0.99)
 
 
-def test_cp_of_a_whole_store(square: RecordingStore) -> None:
-    check(read_all(square, listed(square)), 0.999)
-
-
 # -- bounds
 
 
-@pytest.mark.parametrize("limit", [2, 10, 100])
+@pytest.mark.parametrize("limit", [2, 100])
 def test_bytes_ahead_are_bounded(limit: int, square: RecordingStore) -> None:
     outcome = read_all(square, SQUARE[:2000], limit=limit * CHUNK)
     check(outcome, 0.99, limit / 2000)

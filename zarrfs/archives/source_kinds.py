@@ -6,7 +6,6 @@ This module does not import trio, because the child process that compiles archiv
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterable
 
 from zarrfs.config.redaction import without_secrets
@@ -28,26 +27,17 @@ def absolute(source: str) -> str:
     return source if path is None else os.path.abspath(path)
 
 
-def _check(source: str) -> None:
-    if source == FLUX:
-        return
-    if is_flux(source):
-        raise _unusable(source, "the running Flux instance is named flux: alone")
-    path = path_of_uri(source)
-    if path is None:
-        return
-    try:
-        if stat.S_ISDIR(os.stat(path).st_mode):
-            return
-    except OSError as exc:
-        raise _unusable(source, reason_of(exc)) from None
-    raise _unusable(source, "not a directory")
-
-
 def check_sources(sources: Iterable[str]) -> None:
     """Raise UsageError for the first name that is not a blob source. No server is contacted."""
     for source in sources:
-        _check(source)
+        if is_flux(source) and source != FLUX:
+            raise UsageError(f"option blobs={source}: the running Flux instance is named flux: alone")
+        path = None if source == FLUX else path_of_uri(source)
+        try:
+            if path is not None:
+                os.stat(os.path.join(path, ""))  # fails unless it is a directory
+        except OSError as exc:
+            raise UsageError(f"option blobs={source}: {reason_of(exc)}") from None
 
 
 def directory_of(source: str) -> str:
@@ -57,7 +47,3 @@ def directory_of(source: str) -> str:
         shown = without_secrets(source)
         raise UsageError(f"--blobs {shown}: blobs are written to a directory of this machine; copy them there later")
     return path
-
-
-def _unusable(source: str, why: str) -> UsageError:
-    return UsageError(f"option blobs={source}: {why}")

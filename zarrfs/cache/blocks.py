@@ -159,9 +159,7 @@ class Blocks:
             if found is None:
                 return None
             self._pins.check(wanted, found)
-            version = self._pins.version(wanted)
-            if self._disk is not None and found.tag is not None and version is not None:
-                self._disk.write(wanted, found.data, version)
+            self._write(wanted, found)
             if found.total is not None and found.ranged:
                 self.cache.put_ahead(wanted._replace(stop=min(wanted.stop, found.total)).key, found.data)
             return found.total
@@ -285,16 +283,17 @@ class Blocks:
         return _cut(wanted, units, parts)
 
     async def _from_server(self, wanted: BlockRequest, ahead: bool) -> Buffer:
-        await self._pins.prepare(wanted)
-        before = self._pins.version(wanted)
         found = await self.ranges.fetch(wanted.system, wanted.path, wanted.start, wanted.stop, ahead)
         self._pins.check(wanted, found)
-        version = await self._pins.version_to_keep(wanted, found, before)
-        if self._disk is not None and version is not None:
-            queued = self._disk.write(wanted, found.data, version)
-            if queued and len(found.data) >= _LARGE:
-                self._droppable.put(wanted.key, True)
+        await self._pins.confirm_recent(wanted, found)
+        if self._write(wanted, found) and len(found.data) >= _LARGE:
+            self._droppable.put(wanted.key, True)
         return found.data
+
+    def _write(self, wanted: BlockRequest, found: Fetched) -> bool:
+        """Queue checked bytes for the disk; return False if they came without a version, or if it keeps none now."""
+        version = self._pins.version(wanted) if found.tag is not None else None
+        return self._disk is not None and version is not None and self._disk.write(wanted, found.data, version)
 
 
 def _cut(wanted: BlockRequest, units: Sequence[BlockRequest], parts: Sequence[Block]) -> Buffer:

@@ -279,7 +279,8 @@ class DiskBlocks:
 
     def record(self, wanted: BlockRequest, version: TargetVersion) -> None:
         """Record that the server of a target has just reported this version."""
-        self._later(0, self._cache.record, self._target(wanted), version, time.time())
+        if wanted.system.sends_versions:
+            self._later(0, self._cache.record, self._target(wanted), version, time.time())
 
     def _later(self, size: int, job: Callable[..., None], *args: Any) -> None:
         """Do a job in the thread that writes."""

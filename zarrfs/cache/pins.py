@@ -1,15 +1,14 @@
 """The pinned versions of the targets that are read.
 
 The first bytes of a target, from its server or from the cache on disk, pin its version: tag and size. From then on,
-bytes of another version are an error. If bytes come without tag and size (SFTP, some object stores), the attributes of
-the target are requested: once a second, and before and after bytes that are cached on disk.
+bytes of another version are an error. If bytes come without tag and size (SFTP), the attributes of the target are
+requested once a second.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -64,8 +63,9 @@ class Pins:
         return None if pin is None else pin.version
 
     def has_no_version(self, wanted: BlockRequest) -> bool:
-        """Return whether the first bytes came, or are expected, without a version: they cannot be kept on disk."""
-        return (wanted.expected is not None or wanted.at in self._pins) and self.version(wanted) is None
+        """Return whether bytes come, or the first ones came, without a version: they cannot be kept on disk."""
+        known = wanted.expected is not None or wanted.at in self._pins
+        return not wanted.system.sends_versions or (known and self.version(wanted) is None)
 
     def put(self, target: Target, version: TargetVersion) -> TargetVersion | None:
         """Pin the version of bytes from the disk, unless the target has a pin; return the pinned version."""
@@ -117,34 +117,10 @@ class Pins:
             pin.recorded = True
             self.record(wanted, pin.version)
 
-    async def prepare(self, wanted: BlockRequest) -> None:
-        """Request the version of a target before bytes that come without one, if they are to be cached on disk.
-
-        Raise TargetChanged.
-        """
-        comes = wanted.expected is not None or wanted.system.sends_versions
-        if self.record is not None and not comes and self.version(wanted) is None:
+    async def confirm_recent(self, wanted: BlockRequest, found: Fetched) -> None:
+        """If bytes that check() has accepted show no version, check the target's attributes. Raise TargetChanged."""
+        if wanted.expected is None and _lacks_version(wanted, found):
             await self.confirm(wanted, trio.current_time() - _FRESH)
-
-    async def version_to_keep(
-        self, wanted: BlockRequest, found: Fetched, before: TargetVersion | None
-    ) -> TargetVersion | None:  # fmt: skip
-        """Return the version of bytes that check() has accepted; None if it is uncertain. Raise TargetChanged.
-
-        `before`: the version that was known when they were requested. One that is learned later may be that of other
-        bytes.
-        """
-        on_disk, now = self.record is not None, trio.current_time()
-        if found.tag is not None:
-            return self.version(wanted)
-        if wanted.expected is not None:
-            comes = wanted.system.immutable or wanted.system.sends_versions
-            same = on_disk and before is not None and (comes or await self._has_expected(wanted, now))
-        elif _lacks_version(wanted, found):
-            same = await self.confirm(wanted, now if on_disk and before is not None else now - _FRESH)
-        else:  # its size comes with the bytes, or it never changes: its attributes are requested once
-            same = on_disk and await self.confirm(wanted, -math.inf)
-        return before if same else None
 
     async def confirm(self, wanted: BlockRequest, since: float) -> bool:
         """Return whether attributes that were requested at `since` (trio's clock) or later have the pinned version.
@@ -160,13 +136,6 @@ class Pins:
         if tag_of(entry) is None and version is None and not wanted.system.immutable:
             note_unversioned(wanted.system.host(wanted.path), wanted.system.shown(wanted.path))
         return version is not None and version == version_of(entry)
-
-    async def _has_expected(self, wanted: BlockRequest, since: float) -> bool:
-        entry, expected = await self._attributes(wanted, since), wanted.expected
-        if entry is None or expected is None:
-            return False
-        # some listings have no tags
-        return version_of(expected) == version_of(entry if expected.tag else entry._replace(tag=None))
 
     async def _attributes(self, wanted: BlockRequest, since: float) -> Entry | None:
         """Return attributes that were requested at `since` or later; None if the request failed.
