@@ -90,7 +90,7 @@ def test_a_scan_backwards(readers: int, share: float, square: RecordingStore) ->
 
 def test_a_scan_along_the_first_axis(square: RecordingStore) -> None:
     keys = [f"a/{row}.{column}" for column in range(40) for row in range(60)]
-    check(read_all(square, keys, readers=8), 0.97)
+    check(read_all(square, keys, readers=8), 0.97, 0.1)
 
 
 def test_one_point_at_every_time(tmp_path: Path) -> None:
