@@ -6,11 +6,9 @@ sequential reader, or for random reads in smaller pieces.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
-import secrets
 from collections.abc import Iterator, Sequence
 
 from zarrfs.cache.block_request import BlockRequest
@@ -101,10 +99,7 @@ class RemoteFiles:
             read: Read
             if urls.protocols(archive) in ([], ["file"], ["local"]):
                 file = shown = os.path.abspath(urls.file_path(archive))
-                name = secrets.token_hex(8)  # that no cached value of another process has
-                with contextlib.suppress(ReadError):  # the error is raised when the archive is read
-                    name = await self.local.version(file)
-                name = f"file://{file}#{name}"
+                name = f"file://{file}"
                 size = functools.partial(self.local.size, file)
                 read = lambda offset, length, low, high: self.local.read(file, offset, length)  # noqa: E731
             else:

@@ -126,12 +126,6 @@ class LocalFiles:
         pin = self._pins.get(path)
         return pin[2] if pin is not None else (await self._open_pinned(path)).identity[2]
 
-    async def version(self, path: str) -> str:
-        """Return a string that identifies the pinned version of the file `path`."""
-        pin = self._pins.get(path)
-        found = pin if pin is not None else (await self._open_pinned(path)).identity
-        return "-".join(map(str, found[1:]))  # no device: its number differs between nodes and after a reboot
-
     async def aclose(self) -> None:
         """Close all files. A file that is being read is closed when its last read ends."""
         while self._open:
