@@ -6,25 +6,21 @@ virtual chunk's file, the URL is followed by a line with the ETag and a line wit
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 
 import trio
 
 from zarrfs.concurrency.lru import LRU
-from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import AccessDenied, ReadError, TargetChanged
-from zarrfs.net.responses import Entry, System
-from zarrfs.net.versions import tag_of
+from zarrfs.net.responses import Entry
 from zarrfs.store.targets import Targets
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.localfiles import LocalFiles
 
 _REMEMBERED = 65_536  # targets whose compared version is cached
-_FRESH = 1.0  # seconds for which a target is assumed unchanged, if the server sends no version with its bytes
 
 
 def target(url: str, tag: str | None, changed: int) -> str:
@@ -55,8 +51,6 @@ class RepositoryTargets(Targets):
         if roots is not None and self._base.startswith("/"):
             self.local = LocalFiles((*roots, os.path.realpath(self._base)), rule)
         self._compared: LRU[str, Entry | None] = LRU(_REMEMBERED)  # by target: its version; None for a local file
-        self._seen: LRU[str, float] = LRU(_REMEMBERED)  # by target: trio's time of the last request for its version
-        self._asking: SingleFlight[str] = SingleFlight()
 
     async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
         try:
@@ -68,12 +62,9 @@ class RepositoryTargets(Targets):
                 return await super().read(plain, offset, length, low, high)
             remote = self._remotely()
             system, path = await remote.find(plain)
-            data = await remote.read_at(system, path, offset, length, low, high, entry)
-            if not (system.immutable or system.sends_versions):
-                await self._check_again(url, system, path, entry)
+            return await remote.read_at(system, path, offset, length, low, high, entry)
         except AccessDenied as exc:
             raise ReadError(exc.where, exc.reason) from exc
-        return data
 
     async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
         # a target whose version was not compared yet is not fetched ahead: its first reader compares the version
@@ -97,7 +88,8 @@ class RepositoryTargets(Targets):
     async def _compare(self, url: str) -> Entry | None:
         """Return the version of a target; None for a local file.
 
-        Raise TargetChanged if it is not the version that the repository records.
+        Raise TargetChanged if it is not the version that the repository records, and ReadError if no read could
+        confirm that the bytes are of this version.
         """
         plain, tag, changed = _parts(url)
         path, remote = await self._find(plain)
@@ -109,32 +101,12 @@ class RepositoryTargets(Targets):
             return self._compared.put(url, None)
         files = self._remotely()
         system, where = await files.find(remote)
-        began = trio.current_time()
+        if not (system.immutable or system.sends_versions):
+            rule = "the repository records its version, and its protocol sends none with its bytes"
+            raise ReadError(without_secrets(remote), rule)
         entry = await files.stat_at(system, where)
         _check(without_secrets(remote), tag, changed, entry.tag, entry.mtime_ns)
-        self._seen.put(url, began)
         return self._compared.put(url, entry)
-
-    async def _check_again(self, url: str, system: System, path: str, entry: Entry) -> None:
-        """Raise TargetChanged unless a target still has the version `entry`.
-
-        Sends no request if one has confirmed the version of this target within the last second.
-        """
-        due = trio.current_time() - _FRESH
-
-        def is_fresh() -> bool | None:
-            return self._seen.get(url, -math.inf) >= due or None
-
-        async def ask() -> bool:
-            began = trio.current_time()
-            now = await self._remotely().stat_at(system, path)
-            if (tag_of(now), now.size) != (tag_of(entry), entry.size):
-                raise TargetChanged(system.shown(path), "has changed since it was first read")
-            self._seen.put(url, began)
-            return True
-
-        if not is_fresh():
-            await self._asking.run(url, ask, is_fresh)
 
 
 def _check(where: str, tag: str, changed: int, found_tag: str | None, mtime_ns: int | None) -> None:
