@@ -61,9 +61,8 @@ class ReadingProgress:
     """
 
     def __init__(self, source: str, total: int, quiet: bool, verb: str = "reading") -> None:
-        self._name, self._total, self._verb = os.path.basename(source) or source, total, verb
-        self._began = time.monotonic()
-        self._next = float("inf") if quiet or not shows_progress() else self._began + _QUIET_FOR
+        self._what, self._total = f"{verb} {os.path.basename(source) or source}", total
+        self._next = float("inf") if quiet or not shows_progress() else time.monotonic() + _QUIET_FOR
         self._shown = False
 
     def __enter__(self) -> ReadingProgress:
@@ -80,6 +79,4 @@ class ReadingProgress:
             return
         self._next, self._shown = now + _EVERY, True
         part = min(position / self._total, 1.0) if self._total else 1.0
-        left = f", {(now - self._began) * (1 - part) / part:.0f} s left" if 0.02 < part < 1 else ""
-        bar = "#" * int(part * 30)
-        replace_line(f"zarrfs: {self._verb} {self._name} [{bar:30}] {part:4.0%} of {self._total:,} bytes{left}")
+        replace_line(f"zarrfs: {self._what}: {part:.0%} of {self._total:,} bytes")
