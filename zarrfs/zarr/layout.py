@@ -40,12 +40,7 @@ class Layout(NamedTuple):
 
     grid: Grid
     keys: KeyTemplate
-    assumed: bool = False  # v2 without dimension_separator: old stores may nest chunks
-
-    @property
-    def nested(self) -> KeyTemplate | None:
-        """The nested chunk keys ("0/0") that old stores may have in place of flat ones; None if none can be."""
-        return NESTED if self.assumed and len(self.grid.shape) > 1 else None
+    nested: KeyTemplate | None = None  # keys ("0/0") that old stores without dimension_separator may have in place
 
 
 def load_document(name: str, data: Buffer) -> dict[str, JSON]:
@@ -89,7 +84,8 @@ def layout_of(name: str, document: Mapping[str, JSON]) -> Layout | None:
     separator = document.get("dimension_separator")
     if separator not in (None, ".", "/"):
         raise MetadataError("dimension_separator: neither . nor /")
-    return Layout(grid, NESTED if separator == "/" else FLAT, separator is None)
+    nested = NESTED if separator is None and len(grid.shape) > 1 else None
+    return Layout(grid, KeyTemplate.joined(separator=separator or "."), nested)
 
 
 def _zarr_format(document: Mapping[str, JSON]) -> int:
