@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zarrfs.zarr import dtypes
-from zarrfs.zarr.dtypes import DataType, Endian
+from zarrfs.zarr.dtypes import DataType
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.model import ArrayMetadata, CodecSpec
@@ -23,11 +23,6 @@ CONVERTING = ("astype", "delta", "fixedscaleoffset", "quantize")  # filters from
 _ARRAY_TO_ARRAY = frozenset((*CONVERTING, "bitround", "categorize", "packbits"))
 OBJECT_CODECS = ("json", "json2", "msgpack2", "pickle", "vlen-array", "vlen-bytes", "vlen-utf8")  # filters in v2
 ARRAY_TO_BYTES = frozenset((*OBJECT_CODECS, "pcodec", "zfpy"))
-_BYTES: dict[Endian | None, CodecSpec] = {
-    "little": CodecSpec("bytes", {"endian": "little"}),
-    "big": CodecSpec("bytes", {"endian": "big"}),
-    None: CodecSpec("bytes"),
-}
 _V3_COMPRESSORS = (
     "blosc", "lz4", "zstd", "zlib", "gzip", "bz2", "lzma", "shuffle", "crc32", "crc32c", "adler32", "fletcher32",
     "jenkins_lookup3",
@@ -40,17 +35,12 @@ _V3_STAGES = {  # 0: array -> array, 1: array -> bytes, 2: bytes -> bytes
 }  # fmt: skip
 
 
-def bytes_codec(dtype: DataType) -> CodecSpec:
+def _bytes(dtype: DataType) -> CodecSpec:
     """Return the codec "bytes" for items of `dtype`, with no endian if its fields have several byte orders."""
-    return _BYTES[dtype.endian]
+    return CodecSpec("bytes", {"endian": dtype.endian} if dtype.endian else {})
 
 
-def order_f_codec(ndim: int) -> CodecSpec:
-    """Return memory order F as a transpose codec, which reverses `ndim` dimensions."""
-    return CodecSpec("transpose", {"order": list(range(ndim))[::-1]})
-
-
-def blosc_codec(opts: Mapping[str, JSON], itemsize: int, member: str) -> CodecSpec:
+def _blosc(opts: Mapping[str, JSON], itemsize: int, member: str) -> CodecSpec:
     """Parse Blosc options of v0, v1 or v2. Shuffle -1 selects bit shuffle for single bytes, else byte shuffle.
 
     Raise MetadataError that names `member`, the member with the options.
@@ -75,7 +65,7 @@ def _numcodec(value: JSON, itemsize: int, member: str) -> CodecSpec:
     if not isinstance(name, str) or not name:
         raise MetadataError(f"{member}: expected objects with an id")
     if name == "blosc":
-        return blosc_codec(value, itemsize, member)
+        return _blosc(value, itemsize, member)
     configuration = {key: item for key, item in value.items() if key != "id"}
     if name == "shuffle":  # the default of numcodecs; Zarr v3 has another one
         configuration.setdefault("elementsize", 4)
@@ -98,7 +88,7 @@ def pipeline_from_v2(dtype: DataType, transposed: int, filters: list[Any], compr
     before the first codec that takes bytes. v2 allows filters of arrays after such codecs; they keep their position,
     although v3 does not allow such pipelines (see check_v3_order). Raise MetadataError if a codec is invalid.
     """
-    found = [order_f_codec(transposed)] if transposed > 1 else []
+    found = [CodecSpec("transpose", {"order": [*range(transposed)][::-1]})] if transposed > 1 else []
     steps = [("filters", item) for item in filters]
     if compressor is not None:
         steps.append(("compressor", compressor))
@@ -113,11 +103,11 @@ def pipeline_from_v2(dtype: DataType, transposed: int, filters: list[Any], compr
         elif name in ARRAY_TO_BYTES:
             current = None
         elif current:
-            found.append(bytes_codec(current))
+            found.append(_bytes(current))
             current = None
         found.append(codec)
     if current:
-        found.append(bytes_codec(current))
+        found.append(_bytes(current))
     return tuple(found)
 
 
