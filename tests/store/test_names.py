@@ -70,7 +70,7 @@ def test_random_trees_are_listed_completely_and_lookups_agree(bucket: Bucket, ho
     using(bucket, check)
 
 
-@pytest.mark.parametrize(("most", "delay"), [(1000, 0.002), (20, 0.1)])
+@pytest.mark.parametrize(("most", "delay"), [(1000, 0.002), (20, 0.04)])
 def test_names_that_stay_are_in_each_listing_while_others_come_and_go(
     bucket: Bucket, most: int, delay: float
 ) -> None:

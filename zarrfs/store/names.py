@@ -108,7 +108,7 @@ class Names:
             order = sorted([*order, *since])
         for at in range(bisect.bisect_right(order, after), len(order)):
             name = order[at]
-            known = _younger(name, listing, self._valid_single(directory, name))
+            known = _younger(name, listing, self._valid_single(directory, name) if singles else None)
             if known.entry is not None:
                 yield name, known
 

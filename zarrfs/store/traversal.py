@@ -60,32 +60,22 @@ async def follow(store: Store, key: str) -> str | None:
     return "/".join(done)
 
 
-async def resolve(store: Store, key: str, sized: bool = True) -> tuple[str, Info]:
-    """Return (key, Info) of `key` after resolving links; NotFound if `key` itself does not exist.
-
-    Raise ReadError for a link that is dangling or leads out of the store: its bytes are unreadable, not absent.
-    """
-    info = await store.info(key, sized)
-    if info.kind is not Kind.SYMLINK:
-        return key, info
-    with contextlib.suppress(StoreError):
-        target = await follow(store, key)
-        if target is not None:
-            return target, await store.info(target, sized)
-    raise ReadError(key, NOWHERE)
-
-
 async def followed_info(store: Store, key: str, info: Info, sized: bool = True) -> tuple[str, Info]:
     """Return (key, Info) of the target of a link, or of the entry itself if it is none.
 
-    A link that cannot be followed is an unreadable file.
+    A link that cannot be followed is an unreadable file: its bytes are not absent.
     """
     if info.kind is not Kind.SYMLINK:
         return key, info
+    why = NOWHERE
     try:
-        return await resolve(store, key, sized)
+        if (target := await follow(store, key)) is not None:
+            return target, await store.info(target, sized)
+    except StoreError:
+        pass
     except ReadError as exc:
-        return key, info._replace(kind=Kind.FILE, size=1, target=None, unreadable=exc.reason)
+        why = exc.reason
+    return key, info._replace(kind=Kind.FILE, size=1, target=None, unreadable=why)
 
 
 async def followed(store: Store, key: str) -> str:
