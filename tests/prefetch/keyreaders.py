@@ -88,11 +88,10 @@ def read_all(
     store: RecordingStore, *orders: Sequence[str], readers: int = 1, limit: int = 64 << 20, seed: int = 1
 ) -> Outcome:
     """Read all `orders` concurrently; `readers` tasks share each order, and each takes the next key from it."""
-    rng = random.Random(seed)
     reads: list[str] = []
     expected = 0
 
-    async def reader(queue: list[str], nursery: trio.Nursery, ahead: KeyReadAhead) -> None:
+    async def reader(queue: list[str], rng: random.Random, nursery: trio.Nursery, ahead: KeyReadAhead) -> None:
         nonlocal expected
         while queue:
             key = queue.pop()
@@ -110,10 +109,11 @@ def read_all(
         began = trio.current_time()
         async with trio.open_nursery() as background:
             async with trio.open_nursery() as nursery:
-                for order in orders:
+                for number, order in enumerate(orders):
                     queue = list(reversed(order))
-                    for _ in range(readers):
-                        nursery.start_soon(reader, queue, background, ahead)
+                    for at in range(readers):  # a generator each: the order of tasks, which trio changes, is no matter
+                        rng = random.Random(f"{seed} {number} {at}")
+                        nursery.start_soon(reader, queue, rng, background, ahead)
             took = trio.current_time() - began
         return took, ahead
 

@@ -54,7 +54,7 @@ def test_random_reads_of_half_an_array_fetch_little(readers: int, tmp_path: Path
     """So many of its chunks have been read that a new one is often beside others."""
     chunks = grid(20, 30)
     outcome = read_all(a_store(tmp_path, chunks), random.Random(readers).sample(chunks, 300), readers=readers)
-    assert outcome.waste < 45, outcome
+    assert outcome.waste < 120, outcome
 
 
 @pytest.mark.parametrize("readers", [1, 16])
@@ -128,7 +128,7 @@ def test_missing_chunks_do_not_end_a_sequence(tmp_path: Path) -> None:
 
 
 def test_readers_of_separate_parts_of_an_array(square: RecordingStore) -> None:
-    check(read_all(square, *[SQUARE[at : at + 900] for at in range(0, 3600, 900)]), 0.8)
+    check(read_all(square, *[SQUARE[at : at + 900] for at in range(0, 3600, 900)]), 0.95)
 
 
 def test_arrays_read_concurrently(tmp_path: Path) -> None:

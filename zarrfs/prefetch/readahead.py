@@ -171,8 +171,7 @@ class _Grid(_Sequence):
         fast = self._axes[0]
         if (
             not level
-            or abs(step) > _REACH
-            or (step != self._steps[self._axes[level]] and self.strays > 1)  # readers in turns, not a stride
+            or step != self._steps[self._axes[level]]  # another reader of a part further on
             or abs(index[fast] - self._first(fast)) > _REACH // 2
             or not self._low[fast] <= index[fast] <= self._high[fast]
             or any(index[axis] != self._first(axis) for axis in self._axes[1:level])
