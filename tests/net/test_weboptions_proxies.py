@@ -95,33 +95,23 @@ def test_http_goes_through_a_proxy(proxy: Proxy, plain: Faulty, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    "url", ["socks5://joe:hush@127.0.0.1:1", "https://joe:hush@127.0.0.1:1", "http://", "http://joe:hush@h:x"]
-)
-def test_an_unsupported_proxy_url_is_an_error(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the option or variable, and shows no password."""
+    "url",
+    [
+        "socks5://joe:hush@h:1", "https://joe:hush@h:1", "http://", "http://joe:hush@h:x", "http://joe:hu#sh@h:1",
+        "joe:hu/sh@h:1", "socks5://joe:12?34@h:1", "http://joe:hu\u2100@h:1",
+    ],
+)  # fmt: skip
+def test_an_unusable_proxy_is_an_error_that_shows_no_password(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names the option or variable. No part of a password is taken for the host name of the proxy."""
     with pytest.raises(ReadError, match=r"^http: .*: http\.proxy=[^@]*: the proxy cannot be used: ") as caught:
         read("https://127.0.0.1:1/value", f"http.proxy={url}")
-    assert "hush" not in str(caught.value)
+    assert not re.search("hu|sh|12|34", str(caught.value).partition("http.proxy=")[2])
     for name in ("https_proxy", "ALL_PROXY"):
         with monkeypatch.context() as patch:
             patch.setenv(name, url)
-            with pytest.raises(ReadError, match=rf"/value: \${name}=[^@]*: the proxy cannot be used: "):
+            with pytest.raises(ReadError, match=rf"/value: \${name}=[^@]*: the proxy cannot be used: ") as caught:
                 read("https://127.0.0.1:1/value")
-
-
-@pytest.mark.parametrize(
-    "url",
-    ["http://joe:hu#sh@h:1", "joe:hu/sh@h:1", "socks5://joe:12?34@h:1", "joe:hush@h:x", "http://joe:hu\u2100@h:1"],
-)
-def test_a_password_that_breaks_the_proxy_url_is_not_shown(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The URL is refused, so no part of the password is taken for the host name of the proxy."""
-    with pytest.raises(ReadError, match="the proxy cannot be used: ") as caught:
-        read("https://127.0.0.1:1/value", f"http.proxy={url}")
-    assert not re.search("hu|sh|12|34", str(caught.value).partition("http.proxy=")[2])
-    monkeypatch.setenv("ALL_PROXY", url)
-    with pytest.raises(ReadError, match="the proxy cannot be used: ") as caught:
-        read("https://127.0.0.1:1/value")
-    assert not re.search("hu|sh|12|34", str(caught.value).partition("$ALL_PROXY=")[2])
+        assert not re.search("hu|sh|12|34", str(caught.value).partition(f"${name}=")[2])
 
 
 def test_servers_with_tls_are_reached_through_a_proxy(

@@ -126,6 +126,7 @@ class Server:
                 error = AccessDenied(where, not_public(str(address[0])))
         for one in admitted:
             last = one is admitted[-1]
+            self._addresses.sort(key=lambda other: other == one)  # others are tried before it from now on
             try:
                 with trio.move_on_after(math.inf if last else min(_NEXT, patience / 4)):
                     sock = await _connection(*one)

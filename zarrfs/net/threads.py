@@ -247,12 +247,11 @@ def entry(info: dict[str, Any]) -> Entry:
     name = str(info["name"]).rstrip("/").rpartition("/")[2]
     if info.get("type") == "directory":
         return Entry(name, True)
-    tag = info.get("ETag") or info.get("etag") or info.get("md5") or info.get("CRC")
+    tag = info.get("ETag") or info.get("etag") or info.get("md5")
     mtime_ns = _time_ns(info)
     link = info.get("type", "file") != "file"
     size = None if link else info.get("size")  # the size of a link is not the size of its target
-    strong = tag is not None and "CRC" not in info
-    return Entry(name, False, size, mtime_ns, None if tag is None else str(tag), strong=strong)
+    return Entry(name, False, size, mtime_ns, str(tag) if tag else None, strong=bool(tag))
 
 
 def listed(path: str, infos: list[dict[str, Any]]) -> list[Entry]:
