@@ -126,7 +126,6 @@ class Server:
                 error = AccessDenied(where, not_public(str(address[0])))
         for one in admitted:
             last = one is admitted[-1]
-            self._addresses.sort(key=lambda other: other == one)  # others are tried before it from now on
             try:
                 with trio.move_on_after(math.inf if last else min(_NEXT, patience / 4)):
                     sock = await _connection(*one)
@@ -134,6 +133,7 @@ class Server:
                     return sock
             except OSError as exc:
                 error = exc
+            self._addresses.sort(key=lambda other: other == one)  # others are tried before it from now on
         self._looked_up = -math.inf
         if self.proxy is not None and isinstance(error, OSError):
             raise Transient(f"{self.proxy}: {error.strerror or error}") from error
