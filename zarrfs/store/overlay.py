@@ -95,8 +95,9 @@ class Now:
         self.children: dict[str, list[Info]] = {}  # in directories of the lower store
 
     def find(self, key: str) -> OverlayEntry:
-        """Return the entry at `key`, as Overlay.find() does."""
-        self._overlay.check_shown(key)
+        """Return the entry at a valid key, as Overlay.find() does."""
+        if self._overlay.hides(key):
+            raise NotFound(key)
         status = self._upper.status(key)
         below = self.below(key) if status is None or stat.S_ISDIR(status.st_mode) else None
         if status is None and below is None:
@@ -198,6 +199,7 @@ class Overlay(WrappingStore):
 
     async def find(self, key: str) -> OverlayEntry:
         """Return the entry at `key`. Raise NotFound, also for reserved names and below a file; InvalidKey."""
+        check_key(key, root=True)
         return await self.change(lambda now: now.find(key))
 
     async def change(self, step: Callable[[Now], T], *keys: str) -> T:
@@ -245,13 +247,8 @@ class Overlay(WrappingStore):
 
     async def entries(self, key: str) -> list[MergedEntry]:
         """Return the merged entries of a directory, by name. Raise NotFound or NotDirectory."""
-        return await self.change(lambda now: now.entries(key))
-
-    def check_shown(self, key: str) -> None:
-        """Raise InvalidKey, or NotFound for a reserved name."""
         check_key(key, root=True)
-        if self.hides(key):
-            raise NotFound(key)
+        return await self.change(lambda now: now.entries(key))
 
     def hides(self, key: str) -> bool:
         """Return whether `key` has a reserved name: the merged tree lacks it, even if the upper directory has it."""
