@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
-import itertools
 import os
 import random
 import shutil
@@ -13,16 +11,13 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
 
 from tests.conftest import PROGRAM, run
 from zarrfs.archives.local_tree import LocalTree
-from zarrfs.archives.writer import BlobDirectory
 from zarrfs.errors import SourceError
 
 KILLS = 2  # 100 have been run as well
@@ -70,68 +65,6 @@ def test_a_killed_command_can_be_repeated(tmp_path: Path) -> None:
     assert (place / "new.json").read_bytes() == (place / "whole.json").read_bytes()
     assert sorted(os.listdir(place / "b")) == sorted(os.listdir(place / "whole"))
     check_blobs(place / "b")
-
-
-CALLS = ("open", "access", "pwrite", "link", "close", "rename", "unlink")
-
-
-def die_at(number: int) -> None:
-    """Make the process exit instead of its system call `number`, or in the middle of it if that is a write."""
-    calls = itertools.count()
-
-    def dying(call: Callable[..., Any]) -> Callable[..., Any]:
-        def made(*arguments: Any, **more: Any) -> Any:
-            if next(calls) == number:
-                if call is write:
-                    write(arguments[0], arguments[1][:100], 0)
-                os._exit(9)
-            return call(*arguments, **more)
-
-        return made
-
-    write = os.pwrite
-    for name in CALLS:
-        setattr(os, name, dying(getattr(os, name)))
-
-
-def test_no_partial_blob_after_a_kill_at_any_system_call(tmp_path: Path) -> None:
-    data = b"1" * 5000
-    for number in range(100):
-        blobs = tmp_path / str(number)
-        blobs.mkdir()
-        child = os.fork()
-        if not child:
-            die_at(number)
-            with BlobDirectory(str(blobs)) as directory:
-                directory.put([data])
-            os._exit(0)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert [path.read_bytes() for path in blobs.glob("sha1-*")] in ([], [data])
-        with BlobDirectory(str(blobs)) as directory:
-            directory.put([data])
-            directory.finish()
-        check_blobs(blobs)
-        assert len(os.listdir(blobs)) == 1
-        if status == 0:
-            assert number > 5
-            return
-    raise AssertionError("it makes no end of system calls")
-
-
-def test_leftovers_of_a_dead_process_are_removed(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"1" * 5000)
-    dead, alive = tmp_path / "b/.zarrfs-staging.dead", tmp_path / "b/.zarrfs-staging.alive"
-    (tmp_path / "b").mkdir()
-    for path in (dead, alive):
-        path.write_bytes(b"half")
-    descriptor = os.open(alive, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    assert run("archive", "create", "-C", tmp_path, "file", "--blobs", tmp_path / "b").returncode == 0
-    assert not dead.exists()
-    assert alive.exists()
-    os.close(descriptor)
-    assert run("archive", "create", "-C", tmp_path, "file", "--blobs", tmp_path / "b").returncode == 0
-    check_blobs(tmp_path / "b")
 
 
 def test_an_interrupt_leaves_only_complete_blobs(tmp_path: Path) -> None:

@@ -66,49 +66,6 @@ def test_the_files_of_a_jobspec() -> None:
     assert tree({"jobspec": jobspec, "jobid": 1, "options": {}}).nodes == found.nodes
 
 
-# -- the examples of the RFC, with their punctuation repaired
-
-
-RFC: list[dict[str, Any]] = [
-    {"path": "appdata/phase1", "mode": 16893, "mtime": 1677604007, "ctime": 1677604007},
-    {"path": "src", "mode": 41471, "data": "/users/fred/work/project"},
-    {"path": "data/empty", "mode": 33204, "size": 0, "mtime": 1677604909, "ctime": 1677604909},
-    {"path": "config.json", "mode": 33204, "data": {"resource": {"exclude": "node42"}}},
-    {
-        "path": "data.csv", "mode": 33204, "encoding": "utf-8", "size": 57,
-        "data": "iteration,density\n1,35435.555\n2,356655.332\n3,5454545.500\n",
-    },
-    {
-        "path": "vectors.dat", "mode": 33204, "encoding": "base64", "size": 37,
-        "data": "MzU0MzUuNTU1CjIsMzU2NjU1LjMzMgozLDU0NTQ1NDUuNTAwCg==",
-    },
-    {
-        "path": "kernel8.img", "size": 8194604, "mtime": 1674520056, "mode": 33261, "encoding": "blobvec",
-        "data": [[1048576 * n, min(1048576, 8194604 - 1048576 * n), blobref(b"%d" % n)] for n in range(8)],
-    },
-]  # fmt: skip
-
-
-def test_the_examples_of_the_rfc() -> None:
-    with opened(RFC) as (store, plan):
-        assert plan.warnings == ("1 file needs blobs; none given: -o blobs=DIR",)
-
-        async def main() -> None:
-            assert (await store.info("appdata/phase1")).mode == 0o775
-            assert (await store.info("src")).target == "/users/fred/work/project"
-            assert (await store.info("data")).mode is None  # a parent that is not in the archive
-            assert bytes(await store.get("data/empty")) == b""
-            assert bytes(await store.get("config.json")) == b'{"resource":{"exclude":"node42"}}'
-            assert len(await store.get("data.csv")) == 57
-            assert bytes(await store.get("vectors.dat")) == b"35435.555\n2,356655.332\n3,5454545.500\n"
-            image = await store.info("kernel8.img")
-            assert (image.size, image.mode, image.mtime_ns) == (8194604, 0o755, 1674520056 * 10**9)
-            with pytest.raises(ReadError, match=blobref(b"0")):
-                await store.get("kernel8.img", 0, 10)
-
-        trio.run(main)
-
-
 # -- accepted forms
 
 

@@ -1,4 +1,4 @@
-"""Mounts of archives that are, or whose blobs are, at a URL, in a dump, in a database or in a Flux instance."""
+"""Mounts of archives that are, or whose blobs are, at a URL or in a Flux instance."""
 
 from __future__ import annotations
 
@@ -78,15 +78,6 @@ def test_blobs_read_over_http_are_kept_in_the_cache(nginx: Nginx, document: Path
     shutil.rmtree(place)
     with mounted(document, tmp_path / "mnt", f"blobs={url}", f"cache_dir={cache}") as root:
         check_files(root)
-
-
-def test_an_instance_without_a_broker(flux: FakeFlux, tmp_path: Path) -> None:
-    flux.stop()
-    (tmp_path / "mnt").mkdir()
-    done = run("mount", "flux:main", tmp_path / "mnt")
-    assert done.returncode != 0
-    assert "Unable to connect to Flux" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
 
 
 def test_an_instance_that_hangs_or_stops(flux: FakeFlux, tmp_path: Path) -> None:
