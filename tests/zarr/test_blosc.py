@@ -89,7 +89,7 @@ def test_frames_of_snappy_and_of_zstd_0_7_are_refused() -> None:
         decoded(len(CONTENT), bytes(framed(CONTENT)), ("blosc", {"cname": "snappy"}))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_mutated_frames(data: st.DataObject) -> None:
     content = data.draw(st.sampled_from([CONTENT, bytes(3000), bytes(range(256)) * 9]))

@@ -20,7 +20,7 @@ from tests.zarr.chunks import array_of, assembled, parsed
 from zarrfs.zarr.codecs import CodecError, check_codecs, decode_chunk
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # zarr-python warns of future changes, numcodecs of overflows
-RELAXED = settings(deadline=None, max_examples=50, suppress_health_check=list(HealthCheck))
+RELAXED = settings(deadline=None, max_examples=35, suppress_health_check=list(HealthCheck))
 
 
 NUMBERS = ["<i1", "<i2", ">i2", "<i4", ">i4", "<i8", "<u2", ">u8", "<f4", ">f4", "<f8", ">f8"]

@@ -12,7 +12,7 @@ from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.model import ArrayMetadata
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-RELAXED = settings(deadline=None, max_examples=80, suppress_health_check=list(HealthCheck))
+RELAXED = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 1 << 70) | st.floats() | st.sampled_from(["<i4", "C", "|O", "end"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "id"]), inner, max_size=2),

@@ -130,7 +130,7 @@ def test_nested_compressors_are_decoded_within_a_bound() -> None:
         decoded(len(CONTENT), gzip.compress(bytes(10 * len(CONTENT) + 65536)), PACK["zlib"][0], PACK["gzip"][0])
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(st.data())
 def test_mutated_streams_are_refused_or_decode_to_the_declared_size(data: st.DataObject) -> None:
     codec, pack = PACK[data.draw(st.sampled_from(sorted(PACK)))]

@@ -92,7 +92,7 @@ def check(found: ArrayMetadata | GroupMetadata) -> None:
 
 
 @given(st.sampled_from(GENUINE), st.data())
-@settings(max_examples=120)
+@settings(max_examples=80)
 def test_a_tampered_document_is_a_node_or_a_metadata_error(genuine: tuple[str, bytes], draw: st.DataObject) -> None:
     name, data = genuine
     document = tamper(json.loads(data), draw)

@@ -185,7 +185,7 @@ _FILLS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
 }  # fmt: skip
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(st.sampled_from(sorted(_FILLS)), st.data())
 def test_v3_fill_values_survive_v2_or_are_refused(name: str, data: st.DataObject) -> None:
     """zarr-python reads a bit-identical fill value from the written document."""
