@@ -1,19 +1,19 @@
 """The program zarrfs, also run as python -m zarrfs."""
 
-import os
+import signal
 
 
 def program() -> None:
-    """Run zarrfs. Ctrl-C while its modules are imported ends it with status 130, without a traceback."""
-    try:
-        from zarrfs.system.processes import use_utf8
+    """Run zarrfs. Ctrl-C ends it at once, except within system.signals.orderly_end()."""
+    if callable(signal.getsignal(signal.SIGINT)):
+        # a handler of Python waits for system calls, such as a read from a dead file server
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from zarrfs.system.processes import use_utf8
 
-        use_utf8()
-        from zarrfs.cli import main
+    use_utf8()
+    from zarrfs.cli import main
 
-        main(prog_name="zarrfs")
-    except KeyboardInterrupt:
-        os._exit(130)
+    main(prog_name="zarrfs")
 
 
 if __name__ == "__main__":

@@ -72,10 +72,9 @@ def create(
     stay holes. Times are kept in whole seconds; owners, hard links and extended attributes are not kept.
     """
     from zarrfs.archives.source_kinds import directory_of
-    from zarrfs.system.signals import orderly_end
 
     level = common.verbosity()
-    with common.report_errors(debug=level == "debug"), orderly_end():
+    with common.report_errors(debug=level == "debug"):
         if given["blobs"]:
             given["blobs"] = directory_of(given["blobs"])
         _create([*paths, *(_listed(listed, null) if listed else ())], output, force, level == "error", **given)

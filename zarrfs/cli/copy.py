@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import signal
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -67,16 +66,12 @@ def copy(
             await copy_store(store, dest, report, include, exclude, overwrite, share, sync)
 
     takes = "zarrfs.store.remotefiles", "zarrfs.copying.copy"
-    before = signal.getsignal(signal.SIGINT)
-    if callable(before):  # a handler of Python would wait for a system call on a dead file server
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupted copy is resumed: there is nothing to tidy up
     try:
         if source == STDIN:
             _copy_standard_input(functools.partial(common.run_on_store, parsed=parsed, body=body, takes=takes))
         else:
             common.run_on_store(source, parsed, body, takes=takes)
     finally:
-        signal.signal(signal.SIGINT, before)
         for line in report.failed:
             common.say(printable(line))
         if report.bad > len(report.failed):

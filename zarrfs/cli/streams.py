@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 from zarrfs.errors import SourceError, reason_of
@@ -19,27 +15,12 @@ class _Output(io.FileIO):
 
     def write(self, data: bytes, /) -> int:  # type: ignore[override]
         try:
-            with _interruptible():
-                return super().write(data)
+            return super().write(data)
         except BaseException as exc:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             if isinstance(exc, OSError) and not isinstance(exc, BrokenPipeError):
                 raise SourceError("standard output", f"cannot be written: {reason_of(exc)}") from exc
             raise
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let Ctrl-C interrupt the body, such as a write to a pipe that nobody reads. Trio would wait for its end."""
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
 
 
 def name_output() -> None:

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP as Ctrl-C."""
+"""Signals that let a command tidy up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def orderly_end() -> Iterator[None]:
-    """Make SIGTERM, and SIGHUP unless it is ignored, interrupt the body as Ctrl-C does."""
+    """Make Ctrl-C, SIGTERM, and SIGHUP unless it is ignored, raise KeyboardInterrupt in the body."""
     ends = [signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup(1)
         ends.append(signal.SIGHUP)
@@ -22,8 +22,8 @@ def orderly_end() -> Iterator[None]:
 
     before = {number: signal.signal(number, end) for number in ends}
     interrupt = signal.getsignal(signal.SIGINT)
-    # shells ignore SIGINT in background commands of scripts (cmd &), and end() raises SIGINT for SIGTERM
-    if interrupt is signal.SIG_IGN:
+    # __main__ makes SIGINT end the process, and shells ignore it in background commands of scripts (cmd &)
+    if not callable(interrupt):
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
