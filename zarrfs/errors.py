@@ -232,7 +232,7 @@ class AccessDenied(ReadError):
 
 
 class Loop(ReadError):
-    """The target is in the mount that refers to it, or in a mount that reads from that mount in turn."""
+    """The target is in the mount that refers to it."""
 
     errno = errno.ELOOP
 
