@@ -111,7 +111,7 @@ def test_any_array_is_equal_to_its_items(tmp_path_factory: pytest.TempPathFactor
     items = write(group, "x", how)
     left_out = converted(base / "z", base / "x.nc")
     if np.dtype(how.dtype).kind in "Vc":
-        assert how.dtype.lstrip("|") in left_out["x"]
+        assert "NetCDF-4 has no such type" in left_out["x"]
         return
     assert left_out == {}
     with h5py.File(base / "x.nc") as file:

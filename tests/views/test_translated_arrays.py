@@ -19,12 +19,12 @@ import xarray
 import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as of_numpy
 from numcodecs.abc import Codec
 from trio.testing import MockClock
 from zarr.core.buffer import default_buffer_prototype
 
 from tests.store.contract import StoreContract, Tree, keys, listed
+from tests.views.arraystores import Shape, shapes, write
 from tests.views.viewstores import GROUP_2, v2, v3, viewed, written
 from zarrfs.errors import NotFound, ReadError, TargetChanged
 from zarrfs.store.api import Value
@@ -93,101 +93,60 @@ def seen(root: Path, version: Literal[2, 3]) -> tuple[Tree, dict[str, str]]:
 
 # -- zarr-python reads the same values from a view of any array
 
-DTYPES: tuple[Any, ...] = (
-    "|u1", "<i2", ">i4", ">f8", "<c8", "|b1", "|S5", ">U2", "<M8[s]", "|V3", [("a", ">i4"), ("b", "<f8")],
-    [("a", "<i2"), ("b", "|S3"), ("c", ">M8[s]")],
-)  # fmt: skip
 
-
-@st.composite
-def arrays(draw: st.DrawFn) -> tuple[np.ndarray[Any, Any], tuple[int, ...]]:
-    """Draw (values, chunk shape)."""
-    dtype = np.dtype(draw(st.sampled_from(DTYPES)))
-    shape = draw(of_numpy.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=7))
-    size = int(np.prod(shape)) * dtype.itemsize
-    if dtype.kind in "USM" or dtype.fields or dtype.kind == "b":
-        values = draw(of_numpy.arrays(dtype, shape))
-    else:
-        values = np.frombuffer(draw(st.binary(min_size=size, max_size=size)), dtype).reshape(shape)
-    return values, tuple(draw(st.integers(1, 5)) for _ in shape)
-
-
-def write(draw: st.DrawFn, root: Path, values: np.ndarray[Any, Any], chunks: tuple[int, ...]) -> zarr.Array[Any]:
-    """Write all of `values` or the first half, with codecs that v2 or v3 may lack; return the array."""
-    size = values.dtype.itemsize
-    fill = np.zeros((), values.dtype)[()]
-    if values.dtype.kind in "iuf":
-        fill = values.dtype.type(draw(st.sampled_from([0, 1] if values.dtype.kind != "f" else [0, np.nan, -np.inf])))
-    if draw(st.booleans()):
-        filters = draw(st.sampled_from([[], [Inverted()], [numcodecs.CRC32(), numcodecs.Shuffle(4)]]))
-        if values.dtype.kind in "iu" and draw(st.booleans()):  # a filter of items after a filter of bytes
-            filters = [Inverted(), numcodecs.Delta(values.dtype.str)]
-        if filters == [] and values.dtype.kind in "iu":
-            filters = draw(st.sampled_from([[], [numcodecs.Delta(values.dtype.str)]]))
-        if values.dtype.kind == "b":
-            filters = draw(st.sampled_from([[], [numcodecs.PackBits()]]))
-        if values.dtype.str == ">f8" and not filters:
-            scale = numcodecs.FixedScaleOffset(0, 1, ">f8", ">f4")
-            filters = draw(st.sampled_from([[], [scale], [numcodecs.AsType("<f4", ">f8")]]))
-        how: dict[str, Any] = {
-            "zarr_format": 2, "filters": filters or None, "order": draw(st.sampled_from("CF")),
-            "compressors": draw(st.sampled_from([
-                None, numcodecs.Zlib(1), Inverted(), numcodecs.Base64(), numcodecs.GZip(1), numcodecs.Zstd(3),
-                numcodecs.LZ4(), *(numcodecs.Blosc("lz4", 3, shuffle) for shuffle in (-1, 0, 1, 2)),
-            ])),
-            "chunk_key_encoding": {"name": "v2", "separator": draw(st.sampled_from("./"))},
-        }  # fmt: skip
-        if values.dtype.fields and how["compressors"] is not None:
-            how["compressors"] = numcodecs.Zlib(1)  # most codecs of numcodecs cannot write a structure with times
-        if filters and filters[0].codec_id == "crc32":
-            how["compressors"] = None if (int(np.prod(chunks)) * size) % 4 else how["compressors"]
-            how["filters"] = None if (int(np.prod(chunks)) * size) % 4 else how["filters"]
-    else:
-        turned = draw(st.permutations(range(values.ndim)))
-        shards = None
-        if values.ndim and values.dtype.kind != "V" and draw(st.booleans()):  # zarr-python cannot write V in shards
-            shards = tuple(draw(st.integers(1, 3)) * step for step in chunks)
-        endian = None if size == 1 or values.dtype.kind in "SV" else draw(st.sampled_from(["little", "big"]))
-        how = {
-            "zarr_format": 3, "shards": shards, "serializer": zarr.codecs.BytesCodec(endian=endian),
-            "filters": [zarr.codecs.TransposeCodec(order=turned)] if values.ndim else [],
+def encoding(draw: st.DrawFn, how: Shape) -> dict[str, Any]:
+    """Draw filters, a compressor and chunk keys, which the other version may lack."""
+    dtype, size = np.dtype(how.dtype), int(np.prod(how.chunks)) * np.dtype(how.dtype).itemsize
+    names = ["v2"] if how.version == 2 else ["default", "v2"]
+    keys = {"name": draw(st.sampled_from(names)), "separator": draw(st.sampled_from("./"))}
+    if how.version == 3:
+        endian = None if dtype.itemsize == 1 or dtype.kind in "SV" else draw(st.sampled_from(["little", "big"]))
+        turned = tuple(draw(st.permutations(range(len(how.shape)))))
+        return {
+            "serializer": zarr.codecs.BytesCodec(endian=endian), "chunk_key_encoding": keys,
+            "filters": [zarr.codecs.TransposeCodec(order=turned)] if turned else [],
             "compressors": draw(st.sampled_from([[], [zarr.codecs.ZstdCodec()], [zarr.codecs.Crc32cCodec()]])),
-            "chunk_key_encoding": {
-                "name": draw(st.sampled_from(["default", "v2"])), "separator": draw(st.sampled_from("./")),
-            },
         }  # fmt: skip
-    array = zarr.create_array(
-        str(root), shape=values.shape, chunks=chunks, dtype=values.dtype, fill_value=fill, **how,
-        config={"write_empty_chunks": True},
-    )  # fmt: skip
-    part = slice(0, values.shape[0] // 2) if values.ndim and draw(st.booleans()) else ...
-    array[part] = values[part]
-    return zarr.open_array(str(root), mode="r")
-
-
-def items(array: zarr.Array[Any]) -> np.ndarray[Any, Any]:
-    """Read an array with its own dtype: zarr-python drops the length of text and bytes that are scalars."""
-    return np.asarray(array[...], array.dtype)
+    filters: list[Any] = [[], [Inverted()]] + ([] if size % 4 else [[numcodecs.CRC32(), numcodecs.Shuffle(4)]])
+    if dtype.kind in "iu":
+        delta = numcodecs.Delta(dtype.str)
+        filters += [[delta], [Inverted(), delta]]  # a filter of items after a filter of bytes
+    if dtype.kind == "b":
+        filters.append([numcodecs.PackBits()])
+    if dtype == "<f8":
+        filters += [[numcodecs.FixedScaleOffset(0, 1, "<f8", "<f4")], [numcodecs.AsType("<f4", "<f8")]]
+    compressors = [
+        None, numcodecs.Zlib(1), Inverted(), numcodecs.Base64(), numcodecs.GZip(1), numcodecs.Zstd(3),
+        numcodecs.LZ4(), *(numcodecs.Blosc("lz4", 3, shuffle) for shuffle in (-1, 0, 1, 2)),
+    ]  # fmt: skip
+    return {
+        "filters": draw(st.sampled_from(filters)) or None, "compressors": draw(st.sampled_from(compressors)),
+        "chunk_key_encoding": keys,
+    }  # fmt: skip
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_zarr_python_reads_the_same_from_both_views(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
-    values, chunks = data.draw(arrays())
+@given(how=shapes(3), data=st.data())
+def test_zarr_python_reads_the_same_from_both_views(
+    tmp_path_factory: pytest.TempPathFactory, how: Shape, data: Any
+) -> None:
     root = tmp_path_factory.getbasetemp() / f"array{next(numbers)}"
-    array = write(data.draw, root, values, chunks)
+    group = zarr.open_group(root, mode="w", zarr_format=how.version)  # type: ignore[arg-type]
+    write(group, "x", how, **encoding(data.draw, how))
+    array = zarr.open_array(root / "x", mode="r")
+    items = np.asarray(array[...], array.dtype)
     for version in 2, 3:
         tree, left_out = seen(root, version)  # type: ignore[arg-type]
         if left_out:
-            assert array.metadata.zarr_format != version
-            assert tree == {}
+            assert version != how.version
+            assert not any(key.startswith("x/") for key in tree)
             continue
-        read = zarr.open_array(memory(tree), mode="r", zarr_format=version)  # type: ignore[arg-type]
-        assert read.shape == array.shape
-        assert items(read).astype(array.dtype).tobytes() == items(array).tobytes()
+        read = zarr.open_array(memory(tree), path="x", mode="r", zarr_format=version)  # type: ignore[arg-type]
+        assert read.shape == items.shape
+        assert np.asarray(read[...], read.dtype).astype(items.dtype).tobytes() == items.tobytes()
         np.testing.assert_array_equal(read.fill_value, array.fill_value)
-        if not values.dtype.fields:
-            assert read.dtype.newbyteorder("=") == array.dtype.newbyteorder("=")
+        if not items.dtype.fields:
+            assert read.dtype.newbyteorder("=") == items.dtype.newbyteorder("=")
 
 
 @pytest.mark.parametrize(
