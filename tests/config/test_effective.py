@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from tests.conftest import run
 from zarrfs.config import effective as configuration
 from zarrfs.config.effective import settings
+from zarrfs.config.keywords import as_items
 from zarrfs.config.options import Options
 from zarrfs.errors import UsageError
 
@@ -134,8 +135,11 @@ def test_lists_replace_those_of_weaker_places(user: Path, monkeypatch: pytest.Mo
     assert held("blobs=/c").blobs == ("/c",)
     monkeypatch.setenv("ZARRFS_BLOBS", "")
     assert held().blobs == ("/a", "/b")
-    write(user, '[options]\nblobs = []\n')
-    assert refused() == f"{user}: [options] option blobs: expected a value in the list"
+    for line in "allow = []", "allow = []\nblobs = []":  # as docs/options.md promises: an empty list is a value
+        write(user, f'[options]\nallow = "all"\nblobs = ["/a"]\n[source.a]\nsource = "/s"\n{line}\n')
+        assert held(source="a").allow == ()
+        assert held(source="a").blobs == (() if "blobs" in line else ("/a",))
+    assert held(*as_items({"allow": [], "blobs": []})).blobs == held("allow=[]").allow == ()
 
 
 def test_defaults_of_a_command_are_the_weakest(user: Path) -> None:
@@ -412,6 +416,7 @@ def test_json_values_are_checked_for_nul_and_depth(user: Path) -> None:
 def test_a_secret_with_a_comma_is_not_shown_in_the_error() -> None:
     said = refused("s3.secret=hush", "hush2")
     assert said == r"option s3.secret: followed by an unknown option (write a comma in a value as \,)"
+    assert "hush" not in refused("base=https://h/?sig=hush", "hush2")
     for rest in "hush.2", "hush.2=x", "hu-sh://x.y", "hush.h", "http.hush=x", "s3.hush":
         assert refused("s3.secret=hush", rest) == said, rest
     assert "did you mean guard" in refused("s3.anon=true", "guar")

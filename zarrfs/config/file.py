@@ -118,8 +118,6 @@ class _Reader(NamedTuple):
             if (where := TABLE[name].where) in refused:
                 raise UsageError(f"[{at}] option {name} {where}")
             many = one if isinstance(one, list) and TABLE[name].many else [one]
-            if not many:
-                raise UsageError(f"[{at}] option {name}: expected a value in the list")
             table[name] = [self._located_value(name, each, f"[{at}]") for each in many]
         return self._section(table, at)
 

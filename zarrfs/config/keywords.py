@@ -39,7 +39,7 @@ def as_items(given: Mapping[str, Any]) -> list[str]:
             items += [name] * value
         elif value is not None:
             values = value if isinstance(value, list | tuple) else (value,)
-            items += [f"{name}={_text(name, one)}" for one in values]
+            items += [f"{name}={_text(name, one)}" for one in values] or [f"{name}=[]"]
     return items
 
 

@@ -360,7 +360,7 @@ class Given:
                     raise
             if equals:
                 place = _PLACE.fullmatch(name.removesuffix(":"))
-                before, secret = name, place is not None and is_secret(place[2], value)
+                before, secret = name, is_secret(place[2] if place else "", value)
 
     def _add(
         self, item: str, name: str, value: str | None, before: str, origin: str, lists: dict[str, str]
@@ -369,7 +369,7 @@ class Given:
         if name in TABLE and not (value is None and name in IGNORED):  # "owner" alone is an option of mount(8)
             self._put(name, value, origin, lists)
         elif name == "rw":  # mount(8) always passes ro or rw, so this need not be the user's choice
-            self._writable, self.values["ro"] = True, False
+            self._writable, self.values["ro"], self.text["ro"] = True, False, f"rw ({origin})"
         elif name in KERNEL_FLAGS:
             self._kernel.append(name)
         elif name in IGNORED or name[:2].lower() in ("x_", "x-"):
@@ -396,6 +396,10 @@ class Given:
         if value is None and opt.kind is not FLAG:
             raise UsageError(f"option {name} needs a value: {name}={opt.metavar}")
         value = "true" if value is None else value
+        if opt.many and value == "[]":  # as zarrfs.toml and Python write an empty list
+            self.values[name], self.text[name] = (), f"{name}=[] ({origin})"
+            lists.pop(name, None)
+            return
         shown = without_secrets(value)
         if "\0" in value:  # which no path, variable or argument can contain
             raise UsageError(f"option {name}={shown}: expected text without a NUL character")

@@ -231,7 +231,7 @@ async def _open(plan: Plan, options: Options) -> Store:
 def _absolute_item(item: str) -> str:
     """Return an item of -o with an absolute path, because an unpickled instance may have another working directory."""
     name, equals, value = item.partition("=")
-    metavar = TABLE[name].metavar if name in TABLE and value else ""
+    metavar = TABLE[name].metavar if name in TABLE and value not in ("", "[]") else ""
     if metavar in ("DIR", "FILE") and not is_url(value):
         value = os.path.join(os.getcwd(), value)  # not abspath(): ".." may follow a link, and the parser resolves it
     elif metavar == "PLACE":
