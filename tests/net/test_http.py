@@ -42,6 +42,21 @@ def test_a_connection_that_ends_as_the_next_request_comes_is_replaced(end: str) 
     run(serve, check)
 
 
+def test_a_request_on_a_reused_connection_is_sent_again_once() -> None:
+    async def serve(peer: Peer) -> None:
+        if (request := await peer.heard()) is not None and peer.number == 0:
+            await peer.send(right(request))
+            await peer.heard()
+
+    async def check(web: HttpSystem, server: Scripted) -> None:
+        assert await get(web, server) == PART
+        with pytest.raises(Transient):
+            await get(web, server)
+        assert (server.connections, len(server.requests)) == (2, 3)
+
+    run(serve, check)
+
+
 @pytest.mark.parametrize("junk", [b"", head("206 OK", "Content-Range: bytes 10-109/200", "Content-Length: 100")])
 def test_a_connection_that_was_closed_or_got_data_while_idle_is_not_reused(junk: bytes) -> None:
     done = trio.Event()

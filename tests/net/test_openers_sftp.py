@@ -12,7 +12,7 @@ import trio
 from tests.remotereading import using
 from tests.servers import Sftp
 from zarrfs.config.options import Options, parse
-from zarrfs.errors import NotFound, ReadError, TargetMissing
+from zarrfs.errors import AccessDenied, NotFound, ReadError, TargetMissing
 from zarrfs.store.api import Kind
 from zarrfs.store.remote import FsspecStore
 from zarrfs.store.remotefiles import RemoteFiles
@@ -110,10 +110,21 @@ def test_a_known_host_key_is_accepted(sftp: Sftp, url: str, tmp_path: Path, monk
     read_with(url)
 
 
-def test_a_missing_key_file_is_an_error_and_no_value_is_absent(sftp: Sftp, url: str, tmp_path: Path) -> None:
-    with pytest.raises(ReadError, match=f"{tmp_path}/none") as caught:
-        read_with(url, "sftp.known_hosts=null", f"sftp.client_keys={tmp_path}/none")
+@pytest.mark.parametrize("option", ["client_keys", "known_hosts", "config"])
+@pytest.mark.parametrize("name", ["none", "file/none", ""])
+def test_a_missing_file_of_an_option_is_an_error_and_no_value_is_absent(
+    sftp: Sftp, url: str, tmp_path: Path, option: str, name: str
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ReadError, match=str(tmp_path / name)) as caught:
+        read_with(url, "sftp.known_hosts=null", f"sftp.{option}={tmp_path / name}")
     assert not isinstance(caught.value, TargetMissing)
+
+
+def test_a_wrong_password_is_denied_and_not_shown(sftp: Sftp, url: str) -> None:
+    with pytest.raises(AccessDenied) as caught:
+        read_with(url, "sftp.known_hosts=null", "sftp.password=hush")
+    assert "hush" not in str(caught.value)
 
 
 def test_readers_of_a_silent_server_fail_together() -> None:

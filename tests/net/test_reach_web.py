@@ -136,6 +136,13 @@ def test_the_next_address_of_a_name_is_tried(own: Recorder, monkeypatch: pytest.
         assert read(f"http://several.test:{own.port}/v", "") == VALUE[3:11]
 
 
+def test_the_error_of_a_server_is_that_of_its_first_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one is often an IPv6 address, which a machine without IPv6 does not reach."""
+    resolving(monkeypatch, {"several.test": ["127.0.0.8", "255.255.255.255"]})
+    with pytest.raises(ReadError, match="Connection refused"):
+        read("http://several.test:1/v", "")
+
+
 def test_the_server_of_the_set_may_have_any_address(monkeypatch: pytest.MonkeyPatch) -> None:
     resolving(monkeypatch, {"inside.test": ["127.0.0.1"]})
     with recording("127.0.0.1") as server, recording("127.0.0.1") as victim:

@@ -110,6 +110,25 @@ def test_member_names_without_the_utf8_flag_are_decoded(tmp_path: Path, raw: byt
     assert trio.run(main) == ([shown], b"data" * 100)
 
 
+@pytest.mark.parametrize("length", [0, 2, 4])
+def test_a_part_of_a_member_whose_header_states_another_length_of_its_name_is_an_error(
+    tmp_path: Path, length: int
+) -> None:
+    """The content would begin elsewhere, and only the whole member has a checksum."""
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as made:
+        made.writestr("abc", bytes(range(256)) * (1 << 16))
+    content = bytearray((tmp_path / "x.zip").read_bytes())
+    struct.pack_into("<H", content, 26, length)
+    (tmp_path / "x.zip").write_bytes(content)
+
+    async def check(files: RemoteFiles) -> None:
+        system, path = await files.find(f"zip://abc::{tmp_path}/x.zip")
+        with pytest.raises(ReadError, match="bad zip file"):
+            await system.fetch(path, 0, 100)
+
+    using(check, Options())
+
+
 @pytest.mark.parametrize(("method", "most"), [(zipfile.ZIP_STORED, 0), (zipfile.ZIP_DEFLATED, 4)])
 def test_readers_of_a_large_member_each_decompress_it_once(
     tmp_path: Path, method: int, most: int, monkeypatch: pytest.MonkeyPatch

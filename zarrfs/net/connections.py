@@ -117,7 +117,7 @@ class Server:
                 self._addresses.sort(key=lambda one: one not in good)
                 self._looked_up = time.monotonic()
         error: Exception = OSError(errno.EHOSTUNREACH, "no address")
-        admitted = []
+        admitted, failed = [], None
         for family, address in self._addresses:
             # With a proxy, this is the address of the proxy, which the user has named, so it may be private.
             if not self.guarded or self.proxy or is_public(str(address[0])):
@@ -132,9 +132,10 @@ class Server:
                     self._addresses.sort(key=lambda other: other != one)  # try it first from now on
                     return sock
             except OSError as exc:
-                error = exc
+                failed = failed or exc  # the first: the last may be one of IPv6, which this machine does not reach
             self._addresses.sort(key=lambda other: other == one)  # others are tried before it from now on
         self._looked_up = -math.inf
+        error = failed or error
         if self.proxy is not None and isinstance(error, OSError):
             raise Transient(f"{self.proxy}: {error.strerror or error}") from error
         raise error

@@ -17,7 +17,7 @@ from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import redact_text, without_secrets
-from zarrfs.errors import ReadError
+from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net import identity
 from zarrfs.net.failures import failure, raise_from
 from zarrfs.net.responses import Entry, Fetched, System, Transient, too_large
@@ -72,7 +72,8 @@ class ThreadSystem(System):
         except Exception as exc:
             if self._protocol in SSH and _is_lost(exc):
                 self._fs = None if fs is self._fs else self._fs  # else another call has already replaced it
-                raise Transient(f"the connection is lost: {redact_text(str(exc))}") from exc
+                what = "the connection is lost" if fs else "cannot connect"
+                raise Transient(f"{what}: {redact_text(str(exc))}") from exc
             raise_from(failure(exc, self.shown(path), self._timeout), exc)
 
     async def _run(self, function: Callable[..., T], *args: Any) -> T:
@@ -96,13 +97,15 @@ class ThreadSystem(System):
             given["use_listings_cache"] = False
         try:
             return self._class(**given, skip_instance_cache=True)
-        except (TypeError, ValueError, ImportError, FileNotFoundError, PermissionError) as exc:  # files: with keys
-            rule = f"cannot be used with these options: {redact_text(str(exc))}"
-            raise ReadError(f"{self._protocol}://", rule) from exc
         except Exception as exc:
             if type(exc).__name__ == "HostKeyNotVerifiable":
                 raise _unknown_key(self._protocol, self._given) from exc
-            raise
+            # a refused login and an outage are those of any call; all else, such as a key file, is of the options
+            of_server = isinstance(failure(exc, "", self._timeout), AccessDenied | Transient)
+            if of_server and not getattr(exc, "filename", None):
+                raise
+            rule = f"cannot be used with these options: {redact_text(str(exc))}"
+            raise ReadError(f"{self._protocol}://", rule) from exc
 
     def _sync(self, fs: Any, method: str, *args: Any, **more: Any) -> Any:
         """Call a method of a file system; the call of an asynchronous one is cancelled if it takes too long."""

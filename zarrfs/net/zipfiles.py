@@ -180,10 +180,10 @@ class ZipSystem(System):
         expected = info.orig_filename.encode("utf-8" if info.flag_bits & _UTF_8 else "cp437")
         high = self._extent(at)[1]
         header = bytes(await self._read_part(at, min(_LOCAL_HEADER + len(expected), high - at)))
-        if header[:4] != b"PK\x03\x04" or header[_LOCAL_HEADER:] != expected:
+        name = struct.pack("<H", len(expected))
+        if header[:4] != b"PK\x03\x04" or header[26:28] != name or header[_LOCAL_HEADER:] != expected:
             raise self._bad(path, "no header of the member where the index says")
-        name, extra = struct.unpack_from("<HH", header, 26)
-        begin: int = at + _LOCAL_HEADER + name + extra
+        begin = at + len(header) + int.from_bytes(header[28:_LOCAL_HEADER], "little")  # after the extra field
         size = info.file_size if info.compress_type == zipfile.ZIP_STORED else info.compress_size
         if begin + size > high:
             raise self._bad(path, "the member is longer than its place")
