@@ -76,6 +76,20 @@ def test_a_full_standard_output_is_an_error(command: list[str], unbuffered: bool
     assert done.stderr == "zarrfs: standard output: cannot be written: no space left on device\n"
 
 
+def test_output_to_a_pipe_that_does_not_block_is_complete(tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(data := os.urandom(1 << 20))
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with subprocess.Popen([PROGRAM, "cat", str(tmp_path), "big"], stdout=writer, stderr=subprocess.PIPE) as process:
+        os.close(writer)
+        with open(reader, "rb") as output:
+            until = time.monotonic() + 60
+            while not _is_full(reader) and process.poll() is None and time.monotonic() < until:
+                time.sleep(0.02)
+            assert output.read() == data
+        assert (process.wait(60), process.stderr and process.stderr.read()) == (0, b"")
+
+
 @pytest.mark.parametrize("command", ["ls -lR SOURCE", "cat SOURCE 0/big", "archive create --inline -C SOURCE 0"])
 def test_ctrl_c_ends_a_command_whose_output_nobody_reads(command: str, tmp_path: Path) -> None:
     for number in range(20):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import select
 import sys
 from typing import Any
 
@@ -15,12 +16,14 @@ class _Output(io.FileIO):
 
     def write(self, data: bytes, /) -> int:  # type: ignore[override]
         try:
-            return super().write(data)
+            while (count := super().write(data)) is None:  # a full pipe that another program made non-blocking
+                select.select((), (self,), ())
         except BaseException as exc:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             if isinstance(exc, OSError) and not isinstance(exc, BrokenPipeError):
                 raise SourceError("standard output", f"cannot be written: {reason_of(exc)}") from exc
             raise
+        return count
 
 
 def name_output() -> None:
