@@ -109,6 +109,12 @@ def test_dead_and_stopped_mounts_are_named(tmp_path: Path) -> None:
         assert (ended.returncode, ended.stderr) == (0, "")
 
 
+def test_a_check_that_fails_is_a_problem() -> None:
+    done = run("doctor", program=("unshare", "-m", "sh", "-c", 'mount -t tmpfs x /proc && exec "$@"', "sh", PROGRAM))
+    assert done.returncode == 1
+    assert [check for state, check, _ in findings(done) if state == "problem"] == ["mounts"]
+
+
 MUTE = """
 import sys, pyfuse3, trio
 class Mute(pyfuse3.Operations):

@@ -83,8 +83,11 @@ def doctor(parsed: Parsed) -> None:
     a problem would keep a mount from working, else 0. A check that does not end in 10 s is a problem.
     """
     for check in (_others, _device, _user, _fuse_conf, _mounts, _configuration, _cache):
-        for one in check(parsed.options):
-            click.echo(_line(one), nl=False)
+        try:
+            for one in check(parsed.options):
+                click.echo(_line(one), nl=False)
+        except Exception as exc:
+            click.echo(_line(Finding(check.__name__[1:], PROBLEM, f"cannot be checked: {exc}")), nl=False)
 
 
 def _device(options: Options) -> Iterator[Finding]:
