@@ -507,3 +507,11 @@ def test_a_blob_on_disk_is_read_from_there_and_a_damaged_one_fetched_again(tmp_p
         cached(tmp_path, DATA, place="empty")
     cached(tmp_path, *blobs)
     cached(tmp_path, *blobs, place="empty")
+
+
+def test_a_blob_on_disk_is_an_error_if_the_archive_says_another_length(tmp_path: Path) -> None:
+    """Its hash is right; its bytes would be a file that ends too early."""
+    remote(tmp_path / "db", [DATA])
+    cached(tmp_path, DATA)
+    url, cache = sized(REF, len(DATA) + 1), str(tmp_path / "cache")
+    fails(f"memory:/{tmp_path}/db", OutOfRange, "archive says", url, cache_dir=cache)
