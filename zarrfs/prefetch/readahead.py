@@ -164,24 +164,34 @@ class _Grid(_Sequence):
             weight *= (self._high[axis] - self._low[axis]) // abs(self._steps[axis]) + 1
         return bool(self._next) and 0 <= distance < _REACH
 
-    def begins_line(self, index: Index) -> bool:
-        """Go on from `index` if it begins another line; return whether it does."""
+    def begins_line(self, index: Index, any_step: bool) -> bool:
+        """Go on from `index` if it begins another line; return whether it does.
+
+        `any_step`: also if it is not as far from the last line as that was from the one before, but that has ended.
+        """
         level = max((at for at, axis in enumerate(self._axes) if index[axis] != self._last[axis]), default=0)
         step = index[self._axes[level]] - self._last[self._axes[level]]
         fast = self._axes[0]
+        ended = any_step and self._is_end(level)
         if (
             not level
-            or step != self._steps[self._axes[level]]  # another reader of a part further on
+            or (step != self._steps[self._axes[level]] and not ended)  # another reader, of a part further on
             or abs(index[fast] - self._first(fast)) > _REACH // 2
             or not self._low[fast] <= index[fast] <= self._high[fast]
             or any(index[axis] != self._first(axis) for axis in self._axes[1:level])
         ):
             return False
-        self._bounded, self._steps[self._axes[level]] = level, step
+        self._bounded, self._steps[self._axes[level]], self.ended = level, step, False
         self.note(index)
         self._next = list(index)
         self._advance()
         return True
+
+    def _is_end(self, level: int) -> bool:
+        return all(
+            self._last[axis] == (self._high[axis] if self._steps[axis] > 0 else self._low[axis])
+            for axis in self._axes[:level]
+        )
 
     def _first(self, axis: int) -> int:
         return self._low[axis] if self._steps[axis] > 0 else self._high[axis]
@@ -277,13 +287,16 @@ class KeyReadAhead:
         if chunk is not None:
             pattern, index = chunk
             array = self._arrays[pattern]
-            for grid in [one for one in self._sequences if isinstance(one, _Grid) and one.pattern == pattern]:
+            grids = [one for one in self._sequences if isinstance(one, _Grid) and one.pattern == pattern]
+            for grid in grids:
                 if grid.is_next(index):
                     return self._belongs(grid, chunk, size)
+            for grid in grids:
                 grid.strays += 1
                 if grid.strays > _STRAYS:
                     self._drop(grid)
-                elif grid.begins_line(index):
+            for any_step, grid in itertools.product((False, True), grids):
+                if grid in self._sequences and grid.begins_line(index, any_step):
                     grid.cancel()
                     return self._extended(grid)
             if (line := array.line(index)) is not None:
