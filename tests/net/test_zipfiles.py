@@ -14,6 +14,7 @@ import pytest
 import trio
 
 from tests.remotereading import using
+from tests.servers import Faulty
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
 from zarrfs.net import zipfiles
@@ -108,6 +109,23 @@ def test_member_names_without_the_utf8_flag_are_decoded(tmp_path: Path, raw: byt
             await store.aclose()
 
     assert trio.run(main) == ([shown], b"data" * 100)
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_no_member_of_an_archive_that_is_not_there_is_absent(faulty: Faulty, status: int) -> None:
+    faulty.put("/x.zip", b"", forever=status)
+    faulty.head("/x.zip", forever=status)
+
+    async def main() -> None:
+        store = FsspecStore(f"zip://::{faulty.url}/x.zip", Options(retries=0, missing_status=(403, 404)))
+        try:
+            for read in (store.info, store.get):
+                with pytest.raises(ReadError, match=f"/x.zip: HTTP status {status}"):
+                    await read("a")
+        finally:
+            await store.aclose()
+
+    trio.run(main)
 
 
 @pytest.mark.parametrize("length", [0, 2, 4])

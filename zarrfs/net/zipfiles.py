@@ -124,9 +124,15 @@ class ZipSystem(System):
         if self._members is None:
             async with self._lock:
                 if self._members is None:
-                    size = await self._size()
-                    self._starts = [0, size]
-                    self._members = await self._thread("", self._read_index, size)
+                    try:
+                        size = await self._size()
+                        self._starts = [0, size]
+                        self._members = await self._thread("", self._read_index, size)
+                    except ReadError as exc:
+                        exc.status = None  # of the archive: missing_status= would take its members for absent
+                        if isinstance(exc, TargetMissing):
+                            raise ReadError(exc.where, exc.reason) from exc
+                        raise
         return self._members
 
     def _read_index(self, size: int) -> dict[str, zipfile.ZipInfo]:
