@@ -7,6 +7,7 @@ registered codecs; the documentation of numcodecs.
 from __future__ import annotations
 
 import json
+import operator
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -43,8 +44,9 @@ def library(name: str, encode: Callable[[Any, Representation, PipelineContext], 
         import numcodecs
 
         options = {**configuration, "id": name}
-        if name == "shuffle" and options.get("elementsize") is None:  # in Zarr v3; zarr-python does the same
-            options["elementsize"] = context.itemsize or 4
+        if name == "shuffle":
+            size = configuration.get("elementsize")  # Zarr v3 may lack it; zarr-python does the same
+            options["elementsize"] = operator.index((context.itemsize or 4) if size is None else size)
         elif name in CONVERTING and decoded.dtype is not None:
             options.setdefault("decode_dtype" if name == "astype" else "dtype", decoded.dtype.str)
         codec = numcodecs.get_codec(options)
@@ -72,7 +74,8 @@ def longer(count: int) -> Callable[[Any, Representation, PipelineContext], Repre
 
 def packed(codec: Any, decoded: Representation, context: PipelineContext) -> Representation:
     """Return the representation of eight booleans in a byte. The first byte counts the unused bits of the last one."""
-    if decoded.dtype is None or decoded.dtype.itemsize != 1:
+    dtype = decoded.dtype
+    if dtype is None or dtype.itemsize != 1 or not (context.untyped or dtype.kind == "b"):
         raise CodecError("packbits", "packs nothing but booleans")
     return Representation.array(np.dtype(np.uint8), (1 + -(-decoded.items // 8),))
 
@@ -84,6 +87,8 @@ def converted(codec: Any, decoded: Representation, context: PipelineContext) -> 
     for dtype in (plain, coded):
         if dtype.kind not in _NUMBERS:
             raise CodecError(codec.codec_id, f"dtype {dtype} is not one of numbers")
+    if coded.kind == "c" != plain.kind:
+        raise CodecError(codec.codec_id, f"{coded} to {plain} would drop the imaginary part")
     if decoded.dtype is None:  # the filter follows a codec that makes bytes
         return Representation(None, (), decoded.limit // plain.itemsize * coded.itemsize, decoded.exact)
     if decoded.dtype.newbyteorder("=") == plain.newbyteorder("="):
