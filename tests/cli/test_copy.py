@@ -226,6 +226,20 @@ def test_entries_without_a_time_are_compared(tmp_path: Path) -> None:
     assert [(out / name).read_text() for name in "abc"] == ["aaa", "bbb", "ccc"]
 
 
+def test_a_long_document_on_standard_input_takes_no_memory(tmp_path: Path) -> None:
+    process = subprocess.Popen([PROGRAM, "copy", "-", tmp_path / "out"], stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(b'{"a": "x"')
+    for _ in range(100):
+        process.stdin.write(b" " * (1 << 20))
+    process.stdin.write(b"}")
+    process.stdin.close()
+    _pid, process.returncode, used = os.wait4(process.pid, 0)
+    assert process.returncode == 0
+    assert (tmp_path / "out/a").read_text() == "x"
+    assert used.ru_maxrss < 250 << 10  # KiB: 80 MiB without the document
+
+
 def test_a_destination_that_exists_keeps_its_mode(tmp_path: Path) -> None:
     """Copying a private directory into a shared one does not make that private, and a new one is private at once."""
     source, out = tmp_path / "source", tmp_path / "out"
@@ -459,22 +473,19 @@ def test_a_copy_that_is_interrupted_leaves_no_part_of_a_file(number: int, nginx:
     assert os.listdir(out) == [".zgroup"]
 
 
-def test_a_copy_from_a_dead_file_system_can_be_interrupted(tmp_path: Path) -> None:
-    """The process waits in a system call, in which no handler of Python runs."""
-    (tmp_path / "big").write_bytes(bytes(4 << 20))
-    refs = {f"{number}": [str(tmp_path / "big")] for number in range(1000)}
-    with mounted(written(tmp_path / "refs.json", {"version": 1, "refs": refs}), tmp_path / "mnt") as root:
-        daemon, out = daemon_pid(root), tmp_path / "out"
-        process = subprocess.Popen([PROGRAM, "copy", root, out], stderr=subprocess.PIPE)
-        until(lambda: out.exists() and os.listdir(out))
+def test_commands_that_wait_for_a_dead_file_system_can_be_interrupted(tmp_path: Path) -> None:
+    """They wait in a system call, in which no handler of Python runs."""
+    with mounted(written(tmp_path / "refs.json", {"version": 1, "refs": {"a": "a"}}), tmp_path / "mnt") as root:
+        daemon = daemon_pid(root)
+        # a request that it has read would keep a process that is killed, too
         os.kill(daemon, signal.SIGSTOP)
         try:
-            other = subprocess.Popen([PROGRAM, "check", root], stderr=subprocess.PIPE)
-            time.sleep(2)  # for both to wait for the daemon
-            for one in (process, other):
-                one.send_signal(signal.SIGINT)
-                _, err = one.communicate(timeout=60)
-                assert (one.returncode, err) == (-signal.SIGINT, b"")
+            for words in ["copy", root, tmp_path / "out"], ["check", root]:
+                process = subprocess.Popen([PROGRAM, *words], stderr=subprocess.PIPE)
+                until(lambda at=Path(f"/proc/{process.pid}/wchan"): at.read_text() == "request_wait_answer")
+                process.send_signal(signal.SIGINT)
+                _, err = process.communicate(timeout=60)
+                assert (process.returncode, err) == (-signal.SIGINT, b"")
         finally:
             os.kill(daemon, signal.SIGCONT)
 

@@ -205,15 +205,16 @@ def test_a_bad_document_is_counted_once(tmp_path: Path) -> None:
         writer.inline("array/.zarray", b"{")
         writer.inline("array/0", b"1")
         writer.inline("group/.zgroup", b"{")
+        writer.inline("top/.zmetadata", b'{"metadata": []}')
         writer.broken("unread/.zarray", "no length")
         writer.broken("unread/0", "no length")
 
     report = checked(store_of(tmp_path, fill)[0])
     assert [(bad.key, bad.kind) for bad in report.bad] == [
         ("array/.zarray", "bad metadata"), ("group/.zgroup", "bad metadata"),
-        ("unread/.zarray", "unreadable"), ("unread/0", "unreadable"),
+        ("top/.zmetadata", "bad metadata"), ("unread/.zarray", "unreadable"), ("unread/0", "unreadable"),
     ]  # fmt: skip
-    assert (report.ok, report.counts.total()) == (1, 4)
+    assert (report.ok, report.counts.total()) == (1, 5)
 
 
 def test_an_array_that_was_not_examined_is_reported(tmp_path: Path) -> None:

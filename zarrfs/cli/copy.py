@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import os
+import shutil
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from zarrfs.store.api import Store
 
 STDIN = "-"
-_DOCUMENT = "/standard-input.json"
 EPILOG = """\b
 Examples:
   zarrfs copy s3://bucket/store.zarr /scratch/store.zarr
@@ -52,6 +53,7 @@ def copy(
     status is 1. Times, modes and holes are kept, owners and set-user-ID bits are not. Nothing at DEST is removed.
     """
     from zarrfs.copying.copy import CopyReport, copy_store
+    from zarrfs.store.index import IndexStore
     from zarrfs.store.uri import path_of_uri
 
     report = CopyReport()
@@ -62,15 +64,15 @@ def copy(
             raise UsageError(f"{dest}: lies in {source}: name a directory outside of it")
 
     async def body(store: Store, _plan: Plan) -> None:
+        if source == STDIN and isinstance(store, IndexStore):  # the time of a temporary file: another one next time
+            store.mtime_ns = None
         with meter.displayed(report, parsed.options.log_level == "error"):
             await copy_store(store, dest, report, include, exclude, overwrite, share, sync)
 
     takes = "zarrfs.store.remotefiles", "zarrfs.copying.copy"
     try:
-        if source == STDIN:
-            _copy_standard_input(functools.partial(common.run_on_store, parsed=parsed, body=body, takes=takes))
-        else:
-            common.run_on_store(source, parsed, body, takes=takes)
+        with _given(source) as path:
+            common.run_on_store(path, parsed, body, takes=takes)
     finally:
         for line in report.failed:
             common.say(printable(line))
@@ -81,20 +83,22 @@ def copy(
     sys.exit(1 if report.bad or report.unmatched else 0)
 
 
-def _copy_standard_input(run: Callable[[str], None]) -> None:
-    """Run a copy of the document on standard input, which it finds at a memory: URL."""
-    import fsspec
-
-    try:
-        data = sys.stdin.buffer.read()
-    except OSError as exc:
-        raise SourceError("standard input", reason_of(exc)) from exc
-    if not data:
-        raise SourceError("standard input", "is empty")
-    fsspec.filesystem("memory").pipe(_DOCUMENT, data)
-    try:
-        run(f"memory:/{_DOCUMENT}")
-    except SourceError as exc:
-        if _DOCUMENT not in exc.source:
-            raise
-        raise SourceError("standard input", exc.rule, exc.entry) from exc
+@contextlib.contextmanager
+def _given(source: str) -> Iterator[str]:
+    """Yield `source`; for "-", the path of a file without a name, which has the content of standard input."""
+    if source != STDIN:
+        yield source
+        return
+    with tempfile.TemporaryFile() as file:
+        try:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+            file.flush()
+        except OSError as exc:
+            raise SourceError("standard input", f"cannot be kept in a temporary file: {reason_of(exc)}") from exc
+        path = f"/proc/{os.getpid()}/fd/{file.fileno()}"  # another process reads it
+        try:
+            yield path
+        except SourceError as exc:
+            if exc.source != path:
+                raise
+            raise SourceError("standard input", exc.rule, exc.entry) from exc

@@ -22,7 +22,8 @@ from zarrfs.store.traversal import PIECE, check_length, extents, follow
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.cpus import usable
 from zarrfs.views.hierarchy import Hierarchy, Node
-from zarrfs.zarr import DOCUMENTS, is_litter
+from zarrfs.zarr import DOCUMENT_MAX, DOCUMENTS, is_litter
+from zarrfs.zarr.consolidated import consolidated
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.model import ArrayMetadata
 
@@ -147,6 +148,8 @@ class _Check:
                 found.decoded += 1
             else:
                 await self._read(key, info)
+            if name == ".zmetadata" and (info.size or 0) <= DOCUMENT_MAX:
+                await self._parse_consolidated(key)
             if key in self._invalid:
                 raise Unsound(BAD_METADATA, self._invalid[key])  # noqa: TRY301
             if is_chunk and found is not None and found.array is not None and index is None:
@@ -165,6 +168,12 @@ class _Check:
             self._report.ok += 1
         else:
             self._report.add(key, bad, await self._url_of(key))
+
+    async def _parse_consolidated(self, key: str) -> None:
+        try:
+            consolidated(".zmetadata", await self._store.get(key, 0, DOCUMENT_MAX))
+        except MetadataError as exc:
+            raise Unsound(BAD_METADATA, str(exc)) from exc
 
     async def _read(self, key: str, info: Info) -> None:
         """Read the data of a file in pieces, without its holes."""
