@@ -117,6 +117,10 @@ def test_the_package_installs_works_and_purges_and_a_mount_outlives_it(package: 
         mount -T /tmp/fstab /tmp/mnt && cat /tmp/mnt/a/b && umount /tmp/mnt; echo
         readlink -f "$(command -v zarrfs)"
         zarrfs info /tmp/refs.json | head -n 2 | tail -n 1
+        head -c 1000000 /dev/zero > /tmp/big && mkfifo /tmp/pipe && exec 9<> /tmp/pipe
+        echo '{{"version": 1, "refs": {{"big": ["/tmp/big"]}}}}' > /tmp/big.json
+        timeout -k 30 -s INT 10 zarrfs cat /tmp/big.json big >&9; echo "Ctrl-C: $?"
+        rm /tmp/pipe
         zarrfs doctor | grep mount.zarrfs || true
         man -w zarrfs mount.zarrfs
         grep -l /usr/bin/zarrfs /lib/systemd/system/zarrfs@.service
@@ -135,7 +139,7 @@ def test_the_package_installs_works_and_purges_and_a_mount_outlives_it(package: 
     )  # fmt: skip
     lines = [line for line in told.splitlines() if "mount.zarrfs:" not in line]
     assert lines[:3] == ["hello", "hello", "/usr/bin/zarrfs"]
-    assert lines[3] == "kind:      references"
+    assert lines[3:5] == ["kind:      references", "Ctrl-C: 124"]  # 137: only SIGKILL has ended it
     assert "/usr/share/man/man1/zarrfs.1.gz" in told
     assert "/lib/systemd/system/zarrfs@.service" in told
     assert lines[-3:] == ["# mine", "hello", "nothing is left"]
