@@ -130,6 +130,7 @@ FLAGS = [
     ("noexec,noatime,sync", {"noexec", "nosuid", "nodev", "noatime", "sync"}, set[str]()),
     ("noexec,exec,noatime,relatime,silent", {"nodev", "nosuid", "relatime"}, {"noexec", "noatime"}),
     ("nosymfollow,nodiratime,diratime,loud", {"nosymfollow"}, {"nodiratime"}),
+    ("user=ann", {"nosuid", "nodev"}, set[str]()),  # mount(8) makes it user=ann,exec,suid,dev
 ]
 
 

@@ -43,8 +43,10 @@ def main(arguments: list[str] | None = None) -> int:
         items = [item for name, value in flags if name == "-o" for item in split_commas(value)]
         if "remount" in items:
             return _fail(mountpoint, "a mount of zarrfs cannot be remounted: unmount it and mount it again", USAGE)
-        # mount(8) adds rw by default; as a choice of the user it would override ro of a configuration file
-        effective = settings([item for item in items if item != "rw"], [source], sloppy="-s" in given)
+        # mount(8) adds rw by default, which as a choice of the user would override ro of a configuration file, and
+        # suid and dev to user=NAME; where the user gives them, it leaves them out
+        items = [item for item in items if item not in ("rw", "suid", "dev")]
+        effective = settings(items, [source], sloppy="-s" in given)
         parsed, [source] = effective.parsed, effective.sources
         if "-f" in given:
             return 0
