@@ -279,6 +279,21 @@ def test_the_size_of_a_file_on_a_server_is_requested_unless_it_is_truncated(tmp_
     assert [(tmp_path / "upper" / name).read_bytes() for name in "abc"] == [b"", b"val", b"value"]
 
 
+def test_a_removed_entry_is_absent_also_when_the_lower_store_fails(tmp_path: Path) -> None:
+    class Failing(FileSystemStore):
+        async def info(self, key: str, sized: bool = True) -> Info:
+            raise ReadError(key, "the disk is gone")
+
+    async def check(store: Overlay) -> None:
+        with pytest.raises(NotFound):
+            await store.info("a")
+        with pytest.raises(ReadError):
+            await store.info("b")
+
+    write(tmp_path / "upper", {".wh.a": b""})
+    run(tmp_path, {"a": b"", "b": b""}, check, Failing)
+
+
 def test_a_value_that_ends_early_while_it_is_copied_up_is_an_error(tmp_path: Path) -> None:
     class Shrinking(FileSystemStore):
         async def open(self, key: str) -> Value:

@@ -93,6 +93,7 @@ class Now:
         self._overlay, self._upper = overlay, overlay.upper
         self.infos: dict[str, Info | None] = {}
         self.children: dict[str, list[Info]] = {}  # in directories of the lower store
+        self.covered: dict[str, bool] = {}  # whether the upper directory hides an entry; until another change
 
     def find(self, key: str) -> OverlayEntry:
         """Return the entry at a valid key, as Overlay.find() does."""
@@ -143,10 +144,11 @@ class Now:
 
     def below(self, key: str) -> Info | None:
         """Return the lower entry at `key`, as Overlay.below() does."""
-        if self._overlay.lacks(key) or (self._overlay.remote and self._upper.covers(key)):  # no request for it
+        if self._overlay.lacks(key):
             return None
-        info = self._info(key)
-        return None if info is None or self._upper.covers(key) else info
+        if key not in self.covered:
+            self.covered[key] = self._upper.covers(key)
+        return None if self.covered[key] else self._info(key)  # of a removed entry the lower store is asked nothing
 
     def _info(self, key: str) -> Info | None:
         if key not in self.infos:
@@ -184,6 +186,7 @@ class Overlay(WrappingStore):
         # a store on a server has no links, and resolving them would take a request for every parent of a key
         self.has_links = lower.has_links or not lower.remote
         self._copies: SingleFlight[str] = SingleFlight()
+        self._steps = 0  # calls of change()'s functions
         self._told: set[str] = set()
         self._absent: set[str] = set()  # negative entries of an immutable lower store
 
@@ -212,7 +215,11 @@ class Overlay(WrappingStore):
         for key in keys:
             if not self.lacks(key) and not self.upper.covers(key, itself=False):
                 now.infos[key] = await self._info_below(key)
+        steps = self._steps
         while True:
+            if self._steps != steps:
+                now.covered.clear()  # others may have changed the upper directory while this one awaited
+            self._steps = steps = self._steps + 1
             try:
                 return step(now)
             except _Unknown as exc:

@@ -51,6 +51,7 @@ def remove_unfinished(directory: int) -> None:
 
 
 _VERSION = 1
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPAQUE, _PREFIX = os.fsencode(OPAQUE), os.fsencode(PREFIX)
 # Errors that mean an absent entry. ENAMETOOLONG: with PREFIX, the name of a whiteout may be too long.
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
@@ -255,14 +256,14 @@ class Upper:
                 if _marked(_OPAQUE, directory) or _marked(_PREFIX + name, directory):
                     return True
                 try:
-                    below = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+                    below = os.open(name, _DIRECTORY, dir_fd=directory)
                 except FileNotFoundError:
                     return False
+                except NotADirectoryError:
+                    return itself or left > 0
                 if directory != self._base.descriptor:
                     os.close(directory)
                 directory = below
-                if not stat.S_ISDIR(os.fstat(below).st_mode):
-                    return itself or left > 0
             return False
         finally:
             if directory != self._base.descriptor:
