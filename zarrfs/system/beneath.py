@@ -141,7 +141,7 @@ class BaseDirectory:
         """
         flags |= os.O_CLOEXEC if flags & os.O_PATH else _BASIC
         resolve = _BENEATH | _NO_MAGICLINKS | (_CACHED if cached else 0)
-        if self._kernel_walks:
+        if self._kernel_walks and len(path) < _PATH_MAX:
             try:
                 return _openat2(self.descriptor, path or b".", flags, resolve)
             except OSError as exc:
