@@ -85,13 +85,13 @@ def test_every_third_column(readers: int, share: float, square: RecordingStore) 
 
 @pytest.mark.parametrize(
     ("rows", "columns", "share"),
-    [(range(0, 60, 2), range(60), 0.99), (range(0, 60, 6), range(10), 0.9), (range(59, -1, -1), range(60), 0.99),
+    [(range(0, 60, 2), range(60), 0.99), (range(0, 60, 6), range(10), 0.95), (range(59, -1, -1), range(60), 0.99),
      (range(60), range(59, -1, -1), 0.99)],
 )  # fmt: skip
 def test_lines_some_rows_apart_or_in_another_direction(
     rows: range, columns: range, share: float, square: RecordingStore
 ) -> None:
-    check(read_all(square, [f"a/{row}.{column}" for row in rows for column in columns]), share)
+    check(read_all(square, [f"a/{row}.{column}" for row in rows for column in columns]), share, 0.1)
 
 
 @pytest.mark.parametrize(("readers", "share"), [(1, 0.998), (32, 0.8)])
