@@ -480,7 +480,8 @@ def test_commands_that_wait_for_a_dead_file_system_can_be_interrupted(tmp_path: 
         # a request that it has read would keep a process that is killed, too
         os.kill(daemon, signal.SIGSTOP)
         try:
-            for words in ["copy", root, tmp_path / "out"], ["check", root]:
+            commit = ["commit", root, "--upperdir", tmp_path / "upper", "-O", tmp_path / "new.json"]
+            for words in ["copy", root, tmp_path / "out"], ["check", root], commit:
                 process = subprocess.Popen([PROGRAM, *words], stderr=subprocess.PIPE)
                 until(lambda at=Path(f"/proc/{process.pid}/wchan"): at.read_text() == "request_wait_answer")
                 process.send_signal(signal.SIGINT)

@@ -34,7 +34,7 @@ def source(place: Path, url: str) -> list[str]:
     return ["commit", str(place / "refs.json"), "--upperdir", str(place / "upper"), "-O"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_commit_leaves_no_output(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "blobs").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -45,7 +45,7 @@ def test_an_interrupted_commit_leaves_no_output(tmp_path: Path, number: signal.S
         child.send_signal(number)
         _out, told = child.communicate(timeout=60)
         connection.close()
-    assert child.returncode == (-number if number == signal.SIGKILL else 130), told
+    assert (child.returncode, told) == (-number, b"")
     assert sorted(os.listdir(tmp_path)) == ["blobs", "refs.json", "upper"]
 
 

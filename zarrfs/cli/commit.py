@@ -10,7 +10,6 @@ import click
 from zarrfs.cli import common, meter
 from zarrfs.config.options import Parsed
 from zarrfs.errors import UsageError, printable
-from zarrfs.system.signals import orderly_end
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
@@ -81,6 +80,5 @@ def commit(
             lambda tree: meter.displayed(tree, quiet),
         )  # fmt: skip
 
-    with orderly_end():
-        common.run_on_store(source, parsed, body)
+    common.run_on_store(source, parsed, body)
     sys.exit(1 if left_out else 0)

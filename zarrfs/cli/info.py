@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,6 @@ from zarrfs.config.options import Parsed
 from zarrfs.config.redaction import without_secrets
 from zarrfs.config.values import human
 from zarrfs.errors import printable
-from zarrfs.system.signals import orderly_end
 
 if TYPE_CHECKING:
     from zarrfs.store.api import Store
@@ -72,13 +70,12 @@ def info(
             about |= await _absent_records(store, not no_count)
         return about
 
-    with contextlib.nullcontext() if page is None else orderly_end():
-        about = common.run_on_store(source, parsed, body)
-        if found.nodes:
-            about["nodes"] = [facts.as_json() for facts in found.nodes]
-        if page is not None:
-            _write_page(page, force, source, about)
-            return
+    about = common.run_on_store(source, parsed, body)
+    if found.nodes:
+        about["nodes"] = [facts.as_json() for facts in found.nodes]
+    if page is not None:
+        _write_page(page, force, source, about)
+        return
     if as_json:
         sys.stdout.write(json.dumps(about) + "\n")
     else:
