@@ -62,7 +62,8 @@ def test_chunks_are_errors_when_consolidated_metadata_has_changed(faulty: Faulty
 
 def test_a_bad_group_in_consolidated_metadata_is_an_error_for_itself_alone(faulty: Faulty) -> None:
     bad = json.loads(GROUP_3) | {"foo": {"must_understand": True}}
-    inline = {"kind": "inline", "must_understand": False, "metadata": {"g": bad, "g/x": json.loads(v3())}}
+    nodes = {"g": bad, "g/x": json.loads(v3()), "old": {"zarr_format": "https://purl.org/zarr/spec/protocol/core/3.0"}}
+    inline = {"kind": "inline", "must_understand": False, "metadata": nodes}
     root = json.dumps(json.loads(GROUP_3) | {"consolidated_metadata": inline}).encode()
     tree = {"zarr.json": root, "g/zarr.json": json.dumps(bad).encode(), "g/x/zarr.json": v3(), "g/x/c/0/0": b"1" * 400}
     url = put_exact(faulty, "badgroup", tree)
@@ -74,6 +75,9 @@ def test_a_bad_group_in_consolidated_metadata_is_an_error_for_itself_alone(fault
             assert bytes(await view.get("g/x/0/0")) == b"1" * 400
             with pytest.raises(ReadError, match="'foo' must be understood"):
                 await view.get("g/.zgroup")
+            assert [node.path async for node in view.hierarchy.walk("old")] == ["old"]
+            with pytest.raises(ReadError, match="the experimental v3"):
+                await view.get("old/.zarray")
         finally:
             await view.aclose()
 

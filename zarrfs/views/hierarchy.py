@@ -252,24 +252,22 @@ class Hierarchy:
 
     async def _look(self, path: str) -> Node:
         """Look up the node at `path`. Raise NotFound or NotDirectory."""
+        directory, held, by = path, (self._consolidated or {}).get(path), self._consolidated_by
         # a node in consolidated metadata
-        held, by = (self._consolidated or {}).get(path), self._consolidated_by
         if held is not None and by is not None:
             name = next((name for name in NODE_DOCUMENTS if name in held), None)
             if name is None:
                 return Node(path, GroupMetadata("v3", {}, implied=True), None, (), path, final=True)
             names = (name, ATTRIBUTE_DOCUMENTS.get(name, ""))
             found = tuple(by._replace(key=join_key(path, one), name=one) for one in names if one in held)
-            return (await self._read(path, found, path, held))._replace(seen=by)
         # a node with a directory, which may be the root of an experimental store
-        directory = path
-        if self._draft is None or not path:
+        elif self._draft is None or not path:
             info = await self._directory(path)
             if info.unreadable:
                 return Node(path, None, info.unreadable, (path,), path, info.mtime_ns, None, childless=True)
             found = await self._documents(path)
         # a node of an experimental store
-        if self._draft is not None:
+        if held is None and self._draft is not None:
             directory, info = draft.data_directory(path), Info("", Kind.DIRECTORY)
             found = await self._draft_documents(path, self._draft)
         if not found:
@@ -277,10 +275,11 @@ class Hierarchy:
             return Node(path, group, None, (), directory, info.mtime_ns)
         # parse its documents
         try:
-            return await self._read(path, found, directory)
+            node = await self._read(path, found, directory, held)
+            return node if held is None else node._replace(seen=by)
         except Experimental as exc:
             problem = f"{exc}: mount this directory itself"
-            if not path:
+            if not path and held is None:
                 try:
                     self._draft = draft.entry_point(await self.store.get(found[0].key))
                     return await self._look(path)
