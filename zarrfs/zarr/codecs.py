@@ -25,7 +25,15 @@ from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.model import SHARDING, ArrayMetadata, CodecSpec, Shards
 from zarrfs.zarr.pipelines import CONVERTING, PREFIX
-from zarrfs.zarr.representation import Array, Codec, CodecFactory, Decode, PipelineContext, Representation
+from zarrfs.zarr.representation import (
+    OBJECTS_LIMIT,
+    Array,
+    Codec,
+    CodecFactory,
+    Decode,
+    PipelineContext,
+    Representation,
+)
 
 if TYPE_CHECKING:
     from zarrfs.system.buffers import Buffer
@@ -107,7 +115,8 @@ class Decoder:
     def __init__(self, codecs: Iterable[CodecSpec], decoded: Representation, context: PipelineContext) -> None:
         """Build the pipeline from `codecs` in encoding order and `decoded`, the representation of decoded chunks.
 
-        Raise CodecError if a codec is not available, or cannot be used with its configuration or its input.
+        Raise CodecError if a codec is not available, cannot be used with its configuration or its input, or if the
+        codecs together may need far more memory than the decoded chunk.
         """
         steps = []
         current = decoded
@@ -127,6 +136,8 @@ class Decoder:
             steps.append(_Step("bytes", lambda data: data, current))
             current = current.longer(0)
         self._steps, self._untyped, self.encoded = steps[::-1], context.untyped, current
+        if self.limit > max(4 * OBJECTS_LIMIT, 64 * decoded.limit):
+            raise CodecError("chunk", f"a codec may make {self.limit} bytes on the way to {decoded.limit}")
 
     @property
     def limit(self) -> int:
