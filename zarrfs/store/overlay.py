@@ -93,7 +93,7 @@ class Now:
         self._overlay, self._upper = overlay, overlay.upper
         self.infos: dict[str, Info | None] = {}
         self.children: dict[str, list[Info]] = {}  # in directories of the lower store
-        self.covered: dict[str, bool] = {}  # whether the upper directory hides an entry; until another change
+        self.covered: dict[str, bool] = {}  # whether the upper directory hides an entry
 
     def find(self, key: str) -> OverlayEntry:
         """Return the entry at a valid key, as Overlay.find() does."""
@@ -148,7 +148,7 @@ class Now:
             return None
         if key not in self.covered:
             self.covered[key] = self._upper.covers(key)
-        return None if self.covered[key] else self._info(key)  # of a removed entry the lower store is asked nothing
+        return None if self.covered[key] else self._info(key)  # the lower store is not asked for a hidden entry
 
     def _info(self, key: str) -> Info | None:
         if key not in self.infos:
@@ -186,7 +186,7 @@ class Overlay(WrappingStore):
         # a store on a server has no links, and resolving them would take a request for every parent of a key
         self.has_links = lower.has_links or not lower.remote
         self._copies: SingleFlight[str] = SingleFlight()
-        self._steps = 0  # calls of change()'s functions
+        self._steps = 0  # number of calls of a step(), each of which may change the upper directory
         self._told: set[str] = set()
         self._absent: set[str] = set()  # negative entries of an immutable lower store
 
