@@ -496,11 +496,13 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Check], None]:
     return run_timed
 
 
+@pytest.mark.parametrize("tags", [True, False])
 def test_new_chunks_of_an_array_that_has_grown_are_found_once_its_document_is_read(
-    faulty: Faulty, timed: Callable[[str, Check], None]
+    faulty: Faulty, timed: Callable[[str, Check], None], tags: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a reader that has the new document would read fill values."""
     url = put_exact(faulty, "grown", {"zarr.json": three([1]), "c/0": b"0"})
+    monkeypatch.setattr(faulty, "tell_tags", tags)
 
     async def check(store: UnlistedStore, beneath: FsspecStore, clock: MockClock) -> None:
         assert bytes(await store.get("zarr.json")) == three([1])
@@ -509,6 +511,7 @@ def test_new_chunks_of_an_array_that_has_grown_are_found_once_its_document_is_re
         clock.jump(80)  # less than metadata_ttl: the grid is that of the document read before
         assert names(await listed(store, "c")) == ["0"]
         clock.jump(70)
+        beneath.files.blocks.cache.drop(lambda key: True)  # without tags, old bytes count as long as they are cached
         assert bytes(await store.get("zarr.json")) == three([2])
         assert (await store.info("c/1")).size == 1
         assert names(await listed(store, "c")) == ["0", "1"]
@@ -556,6 +559,44 @@ def test_consolidated_metadata_is_no_older_than_its_document(
         assert names(await listed(store, "a")) == [".zarray", ".zattrs", "0"]
 
     timed(url, check)
+
+
+def test_a_new_array_is_found_once_the_absence_of_its_document_is_too_old(
+    faulty: Faulty, timed: Callable[[str, Check], None]
+) -> None:
+    url = put_exact(faulty, "created", {"zarr.json": GROUP})
+
+    async def check(store: UnlistedStore, beneath: FsspecStore, clock: MockClock) -> None:
+        for key, pause in (("a/zarr.json", 80), ("a/c", 30)):
+            with pytest.raises(NotFound):
+                await store.info(key)
+            clock.jump(pause)
+        faulty.put("/created/a/zarr.json", three([1]))
+        clock.jump(1)
+        assert (await store.info("a/c")).kind is Kind.DIRECTORY
+
+    timed(url, check)
+
+
+def test_documents_that_are_refused_all_of_a_sudden_stay_in_listings(faulty: Faulty) -> None:
+    """Credentials may have expired; a listing without them would be that of other data."""
+    tree = {"zarr.json": GROUP, "a/.zarray": two([1]), "a/.zattrs": b"{}", "a/0": b"0"}
+    url = put_exact(faulty, "expiring", tree)
+
+    async def check(store: Store, plan: Any) -> None:
+        whole = [".zarray", ".zattrs", "0"]
+        for _ in range(20):
+            assert names(await listed(store, "a")) == whole
+            refused(faulty, "/expiring/a/.zarray", "/expiring/a/.zattrs")
+            try:
+                assert names(await listed(store, "a")) == whole
+                break
+            except ReadError:  # more than a second has passed since the documents were read
+                put_exact(faulty, "expiring", tree)
+        else:
+            raise AssertionError("the machine is too slow for this test")
+
+    with_store(url, check, Options(retries=0, metadata_ttl=0.0))
 
 
 def test_a_directory_expires_with_the_document_that_is_its_evidence(

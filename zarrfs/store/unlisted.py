@@ -23,7 +23,6 @@ from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, ReadError, TargetMissing
-from zarrfs.net.responses import Entry
 from zarrfs.store.api import Info, Kind, Value, WrappingStore, check_key, join_key, split_key
 from zarrfs.store.names import Known, Names, may_be_hidden
 from zarrfs.store.remote import FsspecStore
@@ -86,23 +85,29 @@ class _Answers:
     __slots__ = ("_given", "_names", "_until")
 
     def __init__(self, names: Names) -> None:
-        self._names, self._given = names, dict[str, Entry | None]()
+        self._names, self._given = names, dict[str, Known]()
         self._until = trio.current_time() + max(names.ttl, _LEAST)
 
-    def add(self, document: str, given: Known | None, refused: bool = False) -> None:
-        """Add what is known of a document; None: it is absent, or the server refuses it."""
-        self._given[document] = None if given is None else given.entry
-        if given is not None:
-            self._until = min(self._until, given.seen + max(self._names.ttl, _LEAST))
+    def add(self, document: str, given: Known, refused: bool = False) -> None:
+        """Add what is known of a document, which the server may have refused."""
+        self._given[document] = given
+        self._until = min(self._until, given.seen + max(self._names.ttl, _LEAST))
         if refused:
             self._until = min(self._until, trio.current_time() + _REFUSED)
 
     def hold(self) -> bool:
         """Return whether the answers are valid, and no later ones differ; this sends no request."""
         return self._until > trio.current_time() and all(
-            (known := self._names.get(document)) is None or known.entry == given
+            (known := self._names.get(document)) is None or _agree(given, known)
             for document, given in self._given.items()
         )
+
+
+def _agree(one: Known, other: Known) -> bool:
+    """Return whether two answers show the same version; without versions, they must be one answer."""
+    entry = one.entry
+    unversioned = entry is not None and not entry.directory and entry.tag is None and entry.mtime_ns is None
+    return entry == other.entry and not (unversioned and one.seen != other.seen)
 
 
 class _Directory(NamedTuple):
@@ -333,15 +338,18 @@ class UnlistedStore(WrappingStore):
 
     async def _document(self, key: str, answers: _Answers) -> bytes | None:
         """Return the bytes of a document, None if it is absent or refused; add the answer to `answers`."""
-        data, given, refused, names = None, None, False, self._store.names
+        data, refused, names = None, False, self._store.names
+        before = names.get(key)
+        given = Known(None, None, trio.current_time() if before is None else before.seen)
         try:
             await self._store.look(key, page=True)
-            given = names.get(key) or names.last(key)  # before the bytes are read, which may be of a later version
+            # before the bytes are read, which may be of a later version
+            given = names.get(key) or names.last(key) or given
             data = bytes(await self._store.get(key, 0, DOCUMENT_MAX))
         except NotFound:
-            given = None
+            given = given._replace(entry=None)
         except IsDirectory:
-            given = names.last(key)
+            pass
         except AccessDenied:  # some servers answer 403 for absent keys
             refused = True
         answers.add(key, given, refused)
@@ -405,7 +413,8 @@ class UnlistedStore(WrappingStore):
     async def _existing(self, prefix: str, names: Iterable[str]) -> list[Info]:
         """Return the entries of those `names` in a directory that exist, or that the server refuses to show.
 
-        Many servers answer 403 for absent keys, so a refused document counts only if consolidated metadata names it.
+        Many servers answer 403 for absent keys, so a refused document counts only if consolidated metadata names it,
+        or if it existed before.
         """
         found: list[Info] = []
         named = (await self._consolidated()).get(prefix, ())
@@ -419,7 +428,7 @@ class UnlistedStore(WrappingStore):
             except NotFound:
                 return
             except AccessDenied as exc:  # not left out: a chunk would be read as the fill value
-                if name in DOCUMENTS and name not in named:
+                if name in DOCUMENTS and name not in named and self._store.names.last(key) is None:
                     return
                 info = Info(name, Kind.FILE, None, unreadable=exc.reason)
             if info.kind is Kind.FILE:
