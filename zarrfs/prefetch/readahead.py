@@ -167,12 +167,12 @@ class _Grid(_Sequence):
     def begins_line(self, index: Index, any_step: bool) -> bool:
         """Go on from `index` if it begins another line; return whether it does.
 
-        `any_step`: also if it is not as far from the last line as that was from the one before, but that has ended.
+        `any_step`: also if it is the second line, however far from the first one, which has ended.
         """
         level = max((at for at, axis in enumerate(self._axes) if index[axis] != self._last[axis]), default=0)
         step = index[self._axes[level]] - self._last[self._axes[level]]
         fast = self._axes[0]
-        ended = any_step and self._is_end(level)
+        ended = any_step and level > self._bounded and self._is_end(level)
         if (
             not level
             or (step != self._steps[self._axes[level]] and not ended)  # another reader, of a part further on
