@@ -119,8 +119,8 @@ def test_the_package_installs_works_and_purges_and_a_mount_outlives_it(package: 
         zarrfs info /tmp/refs.json | head -n 2 | tail -n 1
         head -c 1000000 /dev/zero > /tmp/big && mkfifo /tmp/pipe && exec 9<> /tmp/pipe
         echo '{{"version": 1, "refs": {{"big": ["/tmp/big"]}}}}' > /tmp/big.json
-        timeout -k 30 -s INT 10 zarrfs cat /tmp/big.json big >&9; echo "Ctrl-C: $?"
-        rm /tmp/pipe
+        timeout -k 30 -s INT 10 zarrfs cat /tmp/big.json big >&9 || echo "Ctrl-C: $?"
+        rm /tmp/pipe /tmp/big /tmp/big.json
         zarrfs doctor | grep mount.zarrfs || true
         man -w zarrfs mount.zarrfs
         grep -l /usr/bin/zarrfs /lib/systemd/system/zarrfs@.service
