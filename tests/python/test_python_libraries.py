@@ -16,6 +16,7 @@ import dask
 import fsspec
 import numpy as np
 import pytest
+import trio
 import xarray as xr
 import zarr
 
@@ -289,3 +290,13 @@ def test_fsspec_finds_the_protocol() -> None:
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     kind = ZarrfsFileSystem
     assert points == {"fsspec.specs": {"zarrfs": f"{kind.__module__}:{kind.__name__}"}}
+
+
+def test_a_program_that_runs_in_trio_opens_a_store_in_memory() -> None:
+    fsspec.filesystem("memory").pipe("/trio.zarr/.zgroup", b'{"zarr_format": 2}')
+
+    async def names() -> list[str]:
+        found: list[str] = fsspec.filesystem("zarrfs", fo="memory://trio.zarr").ls("", detail=False)
+        return found
+
+    assert trio.run(names) == ["/.zgroup"]

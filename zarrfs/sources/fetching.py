@@ -83,7 +83,12 @@ def run(url: str, options: Options, function: Callable[[RemoteFiles, str, Option
                 with trio.CancelScope(shield=True):
                     await files.aclose()
 
-    return tasks.run(main)
+    if not trio.lowlevel.in_trio_run():
+        return tasks.run(main)
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as other:  # a Python program that runs in trio opens a store at a memory: URL
+        return other.submit(tasks.run, main).result()
 
 
 async def head(files: RemoteFiles, system: System, path: str) -> bytes:
