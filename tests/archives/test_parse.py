@@ -278,7 +278,7 @@ BROKEN: dict[str, tuple[Any, str, str]] = {
     "long target": ({"l": {"mode": L, "data": "t" * 4096}}, "l", "ENAMETOOLONG"),
     "surrogate in a target": ({"l": {"mode": L, "data": "\ud800"}}, "l", "the target has a lone surrogate"),
 }
-BASE64 = ["g", "gIEAg", "gA===", "=", "gI EA", "gIEA\n", "g-_A", "gA==gA==", "é"]
+BASE64 = ["g", "gIEA=", "gIEAg", "gA===", "=", "gI EA", "gIEA\n", "g-_A", "gA==gA==", "é"]
 BROKEN |= {f"base64 {data!r}": ({"f": file(data, encoding="base64")}, "f", "malformed base64") for data in BASE64}
 BLOBVECS = {
     "no list": ({}, "a blobvec that is not a list"),

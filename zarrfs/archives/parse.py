@@ -287,9 +287,13 @@ def _content(fields: dict[str, Any]) -> bytes:
 
 
 def _base64(data: str) -> bytes:
-    """Decode base64, whose padding may be missing."""
+    """Decode base64. Refuse everything that is malformed, except missing padding."""
+    bare = data.rstrip("=")
+    padding = -len(bare) % 4
+    if len(data) - len(bare) > padding:  # b64decode() of Python 3.11 would ignore it
+        raise _BadEntry("malformed base64: excess padding")
     try:
-        return base64.b64decode(data + "=" * (-len(data) % 4), validate=True)
+        return base64.b64decode(bare + "=" * padding, validate=True)
     except ValueError as exc:
         raise _BadEntry(f"malformed base64: {str(exc).lower()}") from None
 
