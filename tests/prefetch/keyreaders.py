@@ -93,6 +93,11 @@ def read_all(
 
     async def reader(queue: list[str], rng: random.Random, nursery: trio.Nursery, ahead: KeyReadAhead) -> None:
         nonlocal expected
+
+        async def apart() -> None:
+            await trio.sleep(rng.random() * 1e-6)  # no two readers at once: trio would choose which goes first
+
+        await apart()
         while queue:
             key = queue.pop()
             await trio.sleep(rng.random() * 0.002)  # between taking a key and reading it
@@ -103,6 +108,7 @@ def read_all(
                 nursery.start_soon(work)
             now = trio.current_time()
             await trio.sleep(max(0.0, (now if asked is None else asked) + LATENCY - now) + 0.0005)
+            await apart()
 
     async def main() -> tuple[float, KeyReadAhead]:
         ahead = KeyReadAhead(store, limit)
@@ -111,7 +117,7 @@ def read_all(
             async with trio.open_nursery() as nursery:
                 for number, order in enumerate(orders):
                     queue = list(reversed(order))
-                    for at in range(readers):  # a generator each: the order of tasks, which trio changes, is no matter
+                    for at in range(readers):
                         rng = random.Random(f"{seed} {number} {at}")
                         nursery.start_soon(reader, queue, rng, background, ahead)
             took = trio.current_time() - began

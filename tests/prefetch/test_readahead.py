@@ -54,7 +54,7 @@ def test_random_reads_of_half_an_array_fetch_little(readers: int, tmp_path: Path
     """So many of its chunks have been read that a new one is often beside others."""
     chunks = grid(20, 30)
     outcome = read_all(a_store(tmp_path, chunks), random.Random(readers).sample(chunks, 300), readers=readers)
-    assert outcome.waste < 240, outcome
+    assert outcome.waste < 90, outcome
 
 
 @pytest.mark.parametrize("readers", [1, 16])
