@@ -90,8 +90,8 @@ class _Child:
         assert self._process.stdout is not None
         late = threading.Timer(TIMEOUT, self._process.kill)  # a child that is stopped takes no request either
         late.daemon = True
-        late.start()
         began = time.monotonic()
+        late.start()
         try:
             with contextlib.suppress(BrokenPipeError):  # the child has ended: reading its answer reports that
                 # the child ends itself only if this process has ended, else its status would be the reason
