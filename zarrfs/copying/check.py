@@ -146,10 +146,10 @@ class _Check:
             if found is not None and index is not None and found.decodes:
                 await self._decode_file(found, key, info.size or 0, index)
                 found.decoded += 1
+            elif name == ".zmetadata" and (info.size or 0) <= DOCUMENT_MAX:
+                await self._parse_consolidated(key, info.size or 0)
             else:
                 await self._read(key, info)
-            if name == ".zmetadata" and (info.size or 0) <= DOCUMENT_MAX:
-                await self._parse_consolidated(key)
             if key in self._invalid:
                 raise Unsound(BAD_METADATA, self._invalid[key])  # noqa: TRY301
             if is_chunk and found is not None and found.array is not None and index is None:
@@ -169,9 +169,10 @@ class _Check:
         else:
             self._report.add(key, bad, await self._url_of(key))
 
-    async def _parse_consolidated(self, key: str) -> None:
+    async def _parse_consolidated(self, key: str, size: int) -> None:
+        data = await self._get(key, 0, size)
         try:
-            consolidated(".zmetadata", await self._store.get(key, 0, DOCUMENT_MAX))
+            consolidated(".zmetadata", data)
         except MetadataError as exc:
             raise Unsound(BAD_METADATA, str(exc)) from exc
 
