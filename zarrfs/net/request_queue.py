@@ -5,8 +5,9 @@ with it: ranges of the same value with at most GAP bytes between them, up to PAR
 priority over read-ahead.
 
 A failed request is repeated up to retries= times if its server answers other requests, or itself answers this one with
-an error. If the server answers nothing, that is an outage (outages.py), and its requests wait until read_timeout=.
-After an outage of that length each request makes one attempt.
+an error. If the server has answered nothing meanwhile, that is an outage, which any answer ends: its requests wait,
+and one at a time is sent as a probe, until read_timeout=. After an outage of that length each request makes one
+attempt.
 """
 
 from __future__ import annotations
@@ -15,27 +16,31 @@ import logging
 import math
 import random
 import socket
+import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import trio
 
 from zarrfs.concurrency.tasks import in_background
 from zarrfs.config.options import Options
+from zarrfs.config.redaction import redact_text
 from zarrfs.errors import ReadError, causes
 from zarrfs.metrics.counters import COUNTS, LATENCIES, QUEUES
 from zarrfs.metrics.latency import Latency
-from zarrfs.net.outages import Outage
 from zarrfs.net.responses import Fetched, System, Transient
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds between attempts, doubled each time
-_LATE = (
-    0.9  # part of read_timeout= after which a read waits no more: the kernel repeats a failed read, and a bit early
-)
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts, and between probes; doubled each time
+# Part of read_timeout= after which a read waits no more: the kernel repeats a failed read, and a bit early.
+_LATE = 0.9
+_AFTER_OTHERS = 0.01  # seconds by which a request that has failed lets others probe first
+_LOGGED = 1.0  # seconds after which an outage is logged: a single broken connection is not an outage
+_PROBE = 5.0  # seconds that a probe may always take
+_REASON = 200  # characters of the reason of an outage that are kept
 _SERVER_BYTES = 128 << 20  # bytes that are requested from one server at a time
 PART = 4 << 20  # bytes of the largest request
 GAP = 32 << 10  # bytes between neighbouring ranges that are fetched and dropped at most
@@ -67,19 +72,17 @@ class _Want:
         return self.system.shown(self.path)
 
 
-class _Request:
-    """A request in flight, and the callers that wait for it."""
+class _Request(NamedTuple):
+    """A request that a task of its own sends, and the callers that wait for it."""
 
-    __slots__ = ("scope", "wants")
-
-    def __init__(self, wants: list[_Want]) -> None:
-        self.wants, self.scope = wants, trio.CancelScope()
+    wants: set[_Want]
+    scope: trio.CancelScope
 
 
 class _Server:
-    """One server: its queues, its requests in flight, and its outage, if any."""
+    """One server: its queues, its requests in flight, and its outage, if there is one."""
 
-    def __init__(self, name: str, nested: bool = False) -> None:
+    def __init__(self, name: str, nested: bool) -> None:
         self.name, self.nested = name, nested
         self.queue: dict[_Want, None] = {}  # of readers
         self.queue_ahead: dict[_Want, None] = {}  # of read-ahead
@@ -87,14 +90,66 @@ class _Server:
         self.in_flight = self.bytes_in_flight = 0
         self.readers = 0  # requests of readers, waiting or in flight
         self.answers = 0  # number of answers so far, including final errors
-        self.outage: Outage | None = None
+        self.out_since = math.inf  # on trio's clock, when the outage began; inf: there is none
+        self._reason, self._logged = "", False  # of the outage
+        self._pause = self._next_probe = 0.0
+        self._over = trio.Event()
+
+    @property
+    def is_out(self) -> bool:
+        return self.out_since < math.inf
+
+    @property
+    def seconds_out(self) -> float:
+        return max(0.0, trio.current_time() - self.out_since)
 
     def answered(self) -> None:
         """Note an answer, which ends an outage."""
         self.answers += 1
-        if self.outage is not None:
-            outage, self.outage = self.outage, None
-            outage.end()
+        if self.is_out:
+            if self._logged:
+                log.warning("%s answers again: it was out for %.1f s", self.name, self.seconds_out)
+            self.out_since = math.inf
+            self._over.set()
+
+    def failed(self, failure: Transient, sent: float) -> bool:
+        """Note that nothing was answered since `sent`; return whether an outage begins with this."""
+        begins, now = not self.is_out, trio.current_time()
+        if begins:
+            self.out_since, self._logged, self._over = sent, False, trio.Event()
+            self._pause, self._next_probe = _FIRST_PAUSE, now + _FIRST_PAUSE
+        self._reason = redact_text(failure.reason)[:_REASON]
+        self._next_probe = max(self._next_probe, now + failure.after)
+        if not self._logged and self.seconds_out >= _LOGGED:
+            self._logged = True
+            log.warning("%s is out: %s: its requests wait, and one at a time tries again", self.name, self._reason)
+        return begins
+
+    async def may_send(self, again: bool) -> None:
+        """Wait until the caller may send a request: during an outage, until it is over or the next probe is due.
+
+        `again`: the request of the caller has failed before. Others, which may be for another value, probe first.
+        """
+        while self.is_out:
+            now, due = trio.current_time(), self._next_probe + _AFTER_OTHERS * again
+            if now >= due:
+                self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+                self._next_probe = now + self._pause * random.uniform(0.75, 1.25)
+                return
+            with trio.CancelScope(deadline=due):
+                await self._over.wait()
+
+    def described(self) -> str:
+        """Return that the server is out, for how long, and why."""
+        return f"{self.name} has been out for {self.seconds_out:.1f} s: {self._reason}"
+
+    def facts(self) -> dict[str, Any]:
+        """Return what `zarrfs stats` reports of an outage."""
+        seconds = self.seconds_out
+        return {
+            "since": round(time.time() - seconds, 3), "seconds": round(seconds, 3), "reason": self._reason,
+            "waiting": self.readers,
+        }  # fmt: skip
 
 
 class RequestQueue:
@@ -135,16 +190,16 @@ class RequestQueue:
     def is_out(self, server: str) -> bool:
         """Return whether there is an outage of `server`."""
         found = self._servers.get(server)
-        return found is not None and found.outage is not None
+        return found is not None and found.is_out
 
     def reasons(self) -> list[str]:
         """Describe all outages: which server is out, for how long, and why."""
-        own = [server.outage.described() for server in self._servers.values() if server.outage is not None]
+        own = [server.described() for server in self._servers.values() if server.is_out]
         return own + (self.beneath.reasons() if self.beneath is not None else [])
 
     def _too_late(self, server: _Server, reason: str = "") -> str:
-        if server.outage is not None:
-            reason = server.outage.described()
+        if server.is_out:
+            reason = server.described()
         elif self.beneath is not None:
             reason = "; ".join(self.beneath.reasons()) or reason
         late = f"not read within {self._options.read_timeout:g} s (-o read_timeout=)"
@@ -160,8 +215,7 @@ class RequestQueue:
 
     def outages(self) -> dict[str, dict[str, Any]]:
         """Return the servers that do not answer now."""
-        out = ((server.name, server.outage, server.readers) for server in self._servers.values())
-        return {name: outage.facts(readers) for name, outage, readers in out if outage is not None}
+        return {name: server.facts() for name, server in self._servers.items() if server.is_out}
 
     # -- the queue
 
@@ -215,7 +269,7 @@ class RequestQueue:
             server.queue_ahead.pop(want, None)
             self.sent_ahead.discard(want.key)
             if want.request is not None:
-                want.request.wants.remove(want)
+                want.request.wants.discard(want)
                 if not want.request.wants:
                     want.request.scope.cancel()
             raise
@@ -234,7 +288,7 @@ class RequestQueue:
             if not self._may_send(server, first):
                 return
             wants = self._neighbours(server, first)
-            request = _Request(wants)
+            request = _Request(set(wants), trio.CancelScope())
             for want in wants:
                 server.queue.pop(want, None)
                 server.queue_ahead.pop(want, None)
@@ -242,10 +296,10 @@ class RequestQueue:
                 if want.ahead and want.stop - want.start <= _SMALL:
                     self.sent_ahead.add(want.key)
             self._take_slot(server, max(want.stop for want in wants) - wants[0].start)
-            in_background(self._carry_out, server, request, list(wants))
+            in_background(self._carry_out, server, request.scope, wants)
 
-    async def _carry_out(self, server: _Server, request: _Request, wants: list[_Want]) -> None:
-        with request.scope:
+    async def _carry_out(self, server: _Server, scope: trio.CancelScope, wants: list[_Want]) -> None:
+        with scope:
             await self._send(server, wants)
         for want in wants:
             want.request = None
@@ -301,61 +355,48 @@ class RequestQueue:
 
     async def _answer(self, server: _Server, wants: list[_Want], stop: int) -> Any:
         """Return the answer to one request for `wants`; repeat it while a retry may succeed."""
-        first, outage, answers = wants[0], server.outage, server.answers
-        attempts, failures, pause, limit = 0, 0, _FIRST_PAUSE, self._options.read_timeout
-        late = outage is not None and outage.seconds >= _LATE * limit
+        first, answers = wants[0], server.answers
+        attempts, failures, pause = 0, 0, _FIRST_PAUSE
+        late = server.seconds_out >= _LATE * self._options.read_timeout
         while True:
-            if outage is not None and not late and not await outage.may_probe(attempts > 0):
-                outage = server.outage
-                continue
-            sent = trio.current_time()
+            if not late:
+                await server.may_send(attempts > 0)
+            sent, after = trio.current_time(), 0.0
+            patience = max(_PROBE, server.seconds_out / 2) if server.is_out else math.inf
             try:
-                found = await (self._once(first, stop) if outage is None else self._patiently(outage, first, stop))
+                with trio.CancelScope(deadline=sent + patience):
+                    found = await self._once(first, stop)
+                    server.answered()
+                    return found
+                raise Transient(f"no answer within {patience:g} s")  # noqa: TRY301
             except Transient as exc:
                 failure = exc
             except Exception:
                 server.answered()
                 raise
-            else:
-                server.answered()
-                return found
             attempts += 1
             for want in wants:
                 want.reason = failure.reason
-            waits, after = self._waits_for(server, failure), 0.0
+            waits = self._waits_for(server, failure)
             if waits and not failure.of_value and server.answers == answers:
-                if server.outage is None:
-                    server.outage = Outage(server.name, sent)
+                if server.failed(failure, sent):
                     self._on_outage(server.name)
-                server.outage.failed(failure.reason, failure.after)
-                if late and outage is not None:
+                if late:
                     raise ReadError(first.shown, self._too_late(server)) from failure
             else:  # the server answers, but not this request
                 failures += not (waits and failure.asks_for_patience)
-                after = max(
-                    min(failure.after, math.inf if waits else _LONGEST_PAUSE), pause * random.uniform(0.5, 1.5)
-                )
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                after = failure.after if waits else min(failure.after, _LONGEST_PAUSE)
+                after, pause = max(after, pause * random.uniform(0.5, 1.5)), min(2 * pause, _LONGEST_PAUSE)
                 if failure.of_value:
                     server.answered()
             if failures > self._options.retries:
-                endpoint = server.name.partition(" ")[2]  # of a bucket: "at HOST", if an option names it
-                times = f"{attempts} attempts" if attempts > 1 else ""
-                times = f" ({', '.join(filter(None, (endpoint, times)))})" if endpoint or times else ""
+                times = f" ({attempts} attempts)" if attempts > 1 else ""
                 raise ReadError(first.shown, failure.reason + times) from failure
             _count(first, "requests_repeated_total")
             log.debug("%s: attempt %d: %s: to be repeated in %.1f s", first.shown, attempts, failure.reason, after)
             # if the server answers others until this request fails again, only this request fails
             answers = server.answers
             await trio.sleep(after)
-            outage = server.outage
-
-    async def _patiently(self, outage: Outage, first: _Want, stop: int) -> Any:
-        """Send a request as the probe of an outage. Raise Transient if no answer comes within its patience."""
-        patience = min(outage.patience, self._options.request_timeout)
-        with trio.CancelScope(deadline=trio.current_time() + patience):
-            return await self._once(first, stop)
-        raise Transient(f"no answer within {patience:g} s")
 
     async def _once(self, first: _Want, stop: int) -> Any:
         """Send a request once, for the bytes from `first` to `stop`. Raise Transient if the answer was cut off."""
