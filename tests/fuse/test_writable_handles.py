@@ -17,7 +17,7 @@ from zarrfs.errors import ReadError
 from zarrfs.fuse.writable import WritableOperations
 from zarrfs.store.api import Info, Value
 from zarrfs.store.directory import FileSystemStore
-from zarrfs.store.overlay import Empty, Overlay
+from zarrfs.store.overlay import Overlay
 from zarrfs.store.upper import Upper
 
 TOKEN = cast(pyfuse3.ReaddirToken, None)
@@ -141,7 +141,8 @@ def test_an_entry_that_cannot_be_given_to_its_creator_is_removed(
     creator = cast(pyfuse3.RequestContext, SimpleNamespace(uid=5, gid=5))
 
     async def body() -> None:
-        mount = WritableOperations(Overlay(Empty(), Upper(str(tmp_path), plain=True)), Options(), {}, lambda: None)
+        overlay = Overlay(FileSystemStore(str(tmp_path)), Upper(str(tmp_path), plain=True))
+        mount = WritableOperations(overlay, Options(), {}, lambda: None)
         with pytest.raises(pyfuse3.FUSEError):
             await getattr(mount, request_name)(pyfuse3.ROOT_INODE, b"new", *arguments[request_name], creator)
         await mount.aclose()

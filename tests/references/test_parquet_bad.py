@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.decoders import kill_decoders
 from tests.references.parquetsets import ask, chunks_of, columns, tree_of, write_record, write_set, zarray
 from tests.servers import Faulty, Nginx
 from tests.store.contract import listed
@@ -28,7 +29,6 @@ from zarrfs.references.parquet import ParquetStore
 from zarrfs.references.parquet_metadata import Bound
 from zarrfs.references.parquet_records import parse_record
 from zarrfs.sources import plan_source
-from zarrfs.system import bounded
 from zarrfs.system.processes import children
 
 VALUES = {str(number): b"%d" % number for number in range(10)}
@@ -217,7 +217,7 @@ def _thrift_integer(value: int) -> bytes:
 
 def test_a_small_record_file_that_expands_to_much(tmp_path: Path) -> None:
     """The file takes no more than 300 MB, although its footer claims a small size."""
-    bounded.end_idle()
+    kill_decoders()
     root = write_set(tmp_path / "set", {"a/.zarray": zarray([1], [1])}, {}, 1)
     table, path = pa.table({"raw": pa.array([bytes(300 << 20)])}), root / "a/refs.0.parq"
     path.parent.mkdir(exist_ok=True)

@@ -21,7 +21,7 @@ from tests.store.contract import StoreContract, Tree, check_tree
 from zarrfs.errors import AccessDenied, NotFound, ReadError, Refused, SourceError
 from zarrfs.store.api import Info, Value
 from zarrfs.store.directory import FileSystemStore
-from zarrfs.store.overlay import Empty, Overlay
+from zarrfs.store.overlay import Overlay
 from zarrfs.store.upper import Upper
 from zarrfs.store.values import BytesValue, FileValue
 from zarrfs.store.writing import NewFile
@@ -81,7 +81,8 @@ class TestPlain(StoreContract):
 
     @asynccontextmanager
     async def open(self, tree: Tree) -> AsyncIterator[Overlay]:
-        store = Overlay(Empty(), Upper(str(write(self.place / str(next(_numbers)), tree)), plain=True))
+        path = str(write(self.place / str(next(_numbers)), tree))
+        store = Overlay(FileSystemStore(path), Upper(path, plain=True))
         yield store
         await store.aclose()
 

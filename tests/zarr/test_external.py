@@ -15,6 +15,7 @@ import numcodecs
 import numpy as np
 import pytest
 
+from tests.decoders import decoders, kill_decoders
 from tests.mounts.mounting import until
 from tests.zarr.chunks import array_of
 from zarrfs.system import bounded
@@ -88,7 +89,7 @@ def bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield "numcodecs.zarrfs-tests-bomb"
     monkeypatch.undo()
     numcodecs.registry.run_entrypoints()
-    bounded.end_idle()  # idle children have this test's directory in sys.path
+    kill_decoders()  # idle children have this test's directory in sys.path
 
 
 def bombed(name: str, size: int, **configuration: Any) -> Any:
@@ -133,28 +134,21 @@ def test_an_external_codec_that_dies_or_stops_is_an_error(bomb: str, monkeypatch
     with pytest.raises(CodecError, match="zarrfs-tests-bomb: the process that decoded has ended with status -6"):
         bombed(bomb, 1000, does="die")
     bombed(bomb, 1000)  # starts the next child process
-    for child in servers():  # a chunk is decoded although the idle child was killed
-        os.kill(child, signal.SIGKILL)
-        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    kill_decoders()  # a chunk is decoded although the idle child was killed
     assert bombed(bomb, 1000).tolist() == [1] * 1000
     codec = external.ExternalCodec(bomb.removeprefix("numcodecs."), {"does": "first"}, 1000)
-    for child in servers():
+    for child in decoders():
         os.kill(child, signal.SIGSTOP)
     monkeypatch.setattr(bounded, "TIMEOUT", 0.2)
     with pytest.raises(CodecError, match=r"no answer within 0\.2 s"):
         codec.decode((1000).to_bytes(1 << 20, "little"))  # more than the pipe holds
 
 
-def servers() -> list[int]:
-    """Return the child processes of this one that decode."""
-    return [child for child in children() if b"bounded.serve" in Path(f"/proc/{child}/cmdline").read_bytes()]
-
-
 def test_an_idle_child_process_ends(bomb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    bounded.end_idle()
+    kill_decoders()
     monkeypatch.setattr(bounded, "IDLE", 1.0)
     assert bombed(bomb, 1000).tolist() == [1] * 1000
-    until(lambda: not servers(), 30)
+    until(lambda: not decoders(), 30)
     assert bombed(bomb, 1000).tolist() == [1] * 1000
 
 

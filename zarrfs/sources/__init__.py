@@ -137,12 +137,13 @@ def open_plan(plan: Plan, options: Options) -> Store:
         check_web_options(options)
     if options.upperdir is None:
         return _open(plan, options)
-    from zarrfs.store.overlay import Empty, Overlay
+    from zarrfs.store.directory import FileSystemStore
+    from zarrfs.store.overlay import Overlay
     from zarrfs.store.upper import Upper
 
     owner = (os.getuid() if options.uid is None else options.uid, os.getgid() if options.gid is None else options.gid)
     if plan.path is not None and plan.kind == "zarr" and os.path.realpath(plan.path) == options.upperdir:
-        return Overlay(Empty(), Upper(options.upperdir, plain=True), owner)
+        return Overlay(FileSystemStore(plan.path), Upper(options.upperdir, plain=True), owner)
     over = {"source": plan.source, "fingerprint": fingerprint(plan), "view": options.view}
     upper = Upper(options.upperdir, over=over)
     try:

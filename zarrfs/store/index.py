@@ -32,7 +32,7 @@ _AT_ONCE = 16  # regions of one read that are fetched in parallel
 _FIRST_REGIONS = 16  # regions of a file that prefetch() fetches
 _AHEAD = 16 << 20  # bytes: read-ahead window of a file made of regions
 _NEAR = 2 << 20  # bytes by which sequential reads may be apart, because the kernel sends several in parallel
-_REMEMBERED = 16_384  # entries of each cache: directories, rows, URLs, ...
+_REMEMBERED = 16_384  # entries of each cache: rows, URLs, ...
 _COUNTED = 20_000  # entries that one query counts
 
 _NEXT_REGIONS = """
@@ -67,7 +67,6 @@ class IndexStore(Store):
         self._targets = targets
         self.sizes_known = self.meta.get("sizes") == "known"
         self.mtime_ns = mtime_ns
-        self._directories: LRU[str, int] = LRU(_REMEMBERED)
         # by owner of regions: begin and end of the current sequential read, end of what was prefetched
         self._read: LRU[int, tuple[int, int, int]] = LRU(_REMEMBERED)
         self._rows: LRU[str, _Row] = LRU(_REMEMBERED)
@@ -244,19 +243,15 @@ class IndexStore(Store):
         """Return the id of the directory `key`."""
         if not key:
             return ROOT
-        ident = self._directories.get(key)
-        if ident is None:
-            for at in range(1, len(key)):  # from the top, so that _row_of_key() does not recurse
-                if key[at] == "/" and key[:at] not in self._directories:
-                    self._enter(key[:at])
-            ident = self._enter(key)
-        return ident
-
-    def _enter(self, key: str) -> int:
-        row = self._row_of_key(key)
+        row = self._rows.get(key)
+        if row is None:
+            for at, letter in enumerate(key):  # from the top, so that _row_of_key() does not recurse
+                if letter == "/":
+                    self._row_of_key(key[:at])
+            row = self._row_of_key(key)
         if row.kind != Kind.DIRECTORY:
             raise NotDirectory(key)
-        return self._directories.put(key, row.ref)
+        return row.ref
 
     # -- bytes
 

@@ -38,27 +38,21 @@ class Directories:
         )
         # the root has the parent 0 and the empty name, which no key can have
         db.execute("INSERT INTO directory VALUES (?, 0, '', NULL, NULL)", (ROOT,))
-        self.known = {"": ROOT}  # ids by key: of all directories, or of some
-        self._all_known = True
-        self._next = ROOT + 1
+        self.known = {"": ROOT}  # ids by key, of some
 
     def find(self, key: str) -> int:
         """Return the id of the directory `key`; add it and its parents if they are new."""
-        ident = self.known.get(key)
-        if ident is not None:
-            return ident
-        at = len(key)
-        while at >= 0 and key[:at] not in self.known:
-            at = key.rfind("/", 0, at)
-        ident = self.known[key[: max(at, 0)]]
-        while at < len(key):
-            start = at + 1 if at > 0 else 0
-            at = key.find("/", start)
-            at = len(key) if at < 0 else at
-            ident = self._child(ident, key[start:at])
-            self.known[key[:at]] = ident
+        above = key
+        while (ident := self.known.get(above)) is None:
+            above = above.rpartition("/")[0]
+        while above != key:
+            start = len(above) + 1 if above else 0
+            stop = key.find("/", start)
+            above = key if stop < 0 else key[:stop]
+            ident = self.known[above] = self._child(ident, above[start:])
         if len(self.known) > _REMEMBERED:
-            self._forget()
+            self.known.clear()
+            self.known[""] = ROOT
         return ident
 
     def describe(self, key: str, mode: int | None, mtime_ns: int | None) -> None:
@@ -81,18 +75,11 @@ class Directories:
         self._db.execute("DROP TABLE directory")
 
     def _child(self, parent: int, name: str) -> int:
-        if not self._all_known:
-            row = self._db.execute("SELECT id FROM directory WHERE parent=? AND name=?", (parent, name)).fetchone()
-            if row is not None:
-                return int(row[0])
-        ident, self._next = self._next, self._next + 1
-        self._db.execute("INSERT INTO directory VALUES (?,?,?,NULL,NULL)", (ident, parent, name))
-        return ident
-
-    def _forget(self) -> None:
-        self.known.clear()
-        self.known[""] = ROOT
-        self._all_known = False
+        done = self._db.execute("INSERT OR IGNORE INTO directory (parent, name) VALUES (?,?)", (parent, name))
+        if done.rowcount:
+            return done.lastrowid or 0
+        query = "SELECT id FROM directory WHERE parent=? AND name=?"
+        return int(self._db.execute(query, (parent, name)).fetchone()[0])
 
     def _key(self, ident: int) -> str:
         names: list[str] = []

@@ -156,25 +156,8 @@ class Now:
         return self.infos[key]
 
 
-class Empty(Store):
-    """A store without entries: the lower store of a directory that is its own upper directory."""
-
-    async def info(self, key: str, sized: bool = True) -> Info:
-        raise NotFound(key)
-
-    async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
-        for info in list[Info]():
-            yield info
-
-    async def open(self, key: str) -> Value:
-        raise NotFound(key)
-
-    async def aclose(self) -> None:
-        pass
-
-
 class Overlay(WrappingStore):
-    """A store of `lower` with the changes in `upper`.
+    """A store of `lower` with the changes in `upper`; if that is `plain`, it holds everything, and `lower` is itself.
 
     `owner`: (uid, gid) of entries that are copied up; None: those of this process. Names in `upper` change in code
     that does not await, in change().
@@ -416,9 +399,8 @@ class Overlay(WrappingStore):
     async def usage(self) -> Usage:
         """Return the usage of the lower store, with the free space of the upper directory's disk."""
         status = os.statvfs(self.upper.path)
-        unit = status.f_frsize
-        total = Usage(status.f_blocks * unit, status.f_files) if self.upper.plain else await self.lower.usage()
-        return total._replace(bytes_free=status.f_bavail * unit, files_free=status.f_favail)
+        free = status.f_bavail * status.f_frsize
+        return (await self.lower.usage())._replace(bytes_free=free, files_free=status.f_favail)
 
     async def aclose(self) -> None:
         self.upper.close()

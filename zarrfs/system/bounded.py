@@ -132,14 +132,6 @@ def _take(module: str) -> _Child:
     return _Child(module)
 
 
-def end_idle() -> None:
-    """End all idle children."""
-    with _lock:
-        for idle in _idle.values():
-            while idle:
-                idle.pop().end()
-
-
 def _send(stream: IO[bytes], header: Header, data: Buffer | None) -> None:
     view = memoryview(b"" if data is None else data).cast("B")
     stream.write(json.dumps(header | {"size": -1 if data is None else len(view)}).encode() + b"\n")
