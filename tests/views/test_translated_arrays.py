@@ -403,7 +403,7 @@ def test_a_shard_that_is_replaced_is_read_by_its_own_index_or_is_an_error(tmp_pa
         (base / "c/0/0").write_bytes(shards_of({"0/0": b"12345", "0/1": b"678"})["0/0"])  # with an index of its own
         assert bytes(await view.get("0/1")) == b"678"
         view.lower.open = opened  # type: ignore[method-assign]
-        with pytest.raises(TargetChanged, match="0/1: its shard has changed"):
+        with pytest.raises(TargetChanged):
             await view.open("0/1")
 
     on_view(written(tmp_path, source), 2, check)

@@ -1,26 +1,27 @@
 """Flat ranges of an array as boxes, and boxes as pieces of chunks. Pure functions.
 
-Everything is in C order: a flat range [start, stop) of an array consists of at most 2 ndim - 1 consecutive boxes.
+Everything is in C order, and an array has at least one dimension.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 Slices = tuple[slice, ...]
+Shape = tuple[int, ...]
 
 
 class Box(NamedTuple):
     """A part of an array: [start, stop) in each dimension."""
 
-    start: tuple[int, ...]
-    stop: tuple[int, ...]
+    start: Shape
+    stop: Shape
 
     @property
-    def extents(self) -> tuple[int, ...]:
+    def extents(self) -> Shape:
         """The number of items in each dimension."""
         return tuple(stop - start for start, stop in zip(self.start, self.stop, strict=True))
 
@@ -33,35 +34,26 @@ class Piece(NamedTuple):
     where: Slices  # the part as slices of the box
 
 
-def boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
-    """Yield the boxes of the items [start, stop) of an array of `shape`, in order, none of them empty."""
-    if start >= stop:
-        return
-    if not shape:
-        yield Box((), ())
-        return
-    below = shape[1:]
-    row = math.prod(below)
-    first, skipped = divmod(start, row)
-    last, more = divmod(stop, row)
-    if first == last:
-        yield from _within(first, below, skipped, more)
-        return
-    if skipped:
-        yield from _within(first, below, skipped, row)
-        first += 1
-    if first < last:
-        yield Box((first, *(0 for _ in below)), (last, *below))
-    if more:
-        yield from _within(last, below, 0, more)
+class Run(NamedTuple):
+    """Consecutive items of a chunk."""
+
+    number: int  # of the chunk
+    start: int
+    items: int
 
 
-def _within(at: int, shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
-    for box in boxes(shape, start, stop):
-        yield Box((at, *box.start), (at + 1, *box.stop))
+def boxes(shape: Shape, start: int, stop: int) -> Iterator[Box]:
+    """Yield the boxes of the items [start, stop), in order, none of them empty: at most 2 ndim - 1 of them."""
+    rows = [math.prod(shape[at + 1 :]) for at in range(len(shape))]
+    while start < stop:
+        at = next(at for at, row in enumerate(rows) if start % row == 0 and row <= stop - start)
+        low = _index(start, shape)
+        high = min(low[at] + (stop - start) // rows[at], shape[at])
+        yield Box(low, (*(each + 1 for each in low[:at]), high, *shape[at + 1 :]))
+        start += (high - low[at]) * rows[at]
 
 
-def pieces(box: Box, chunks: tuple[int, ...], counts: tuple[int, ...]) -> Iterator[Piece]:
+def pieces(box: Box, chunks: Shape, counts: Shape) -> Iterator[Piece]:
     """Yield the pieces of a box in chunks of shape `chunks`, in C order of their grid of shape `counts`."""
     sides = [
         [
@@ -71,34 +63,41 @@ def pieces(box: Box, chunks: tuple[int, ...], counts: tuple[int, ...]) -> Iterat
         ]
         for start, stop, step in zip(box.start, box.stop, chunks, strict=True)
     ]  # fmt: skip
-    if not sides:
-        yield Piece(0, (), ())
-        return
-    for above in itertools.product(*sides[:-1]):
-        row = 0
-        for (at, _inside, _where), count in zip(above, counts[1:], strict=True):
-            row = (row + at) * count
-        inside_above = tuple(inside for _, inside, _ in above)
-        where_above = tuple(where for _, _, where in above)
-        for at, inside, where in sides[-1]:
-            yield Piece(row + at, (*inside_above, inside), (*where_above, where))
+    for cell in itertools.product(*sides):
+        index, inside, where = zip(*cell, strict=True)
+        yield Piece(_number(index, counts), inside, where)
 
 
-def number_of_pieces(box: Box, chunks: tuple[int, ...]) -> int:
-    """Return the number of pieces that pieces() yields."""
-    sides = zip(box.start, box.stop, chunks, strict=True)
-    return math.prod(-(-stop // step) - start // step for start, stop, step in sides)
+def runs(shape: Shape, chunks: Shape, counts: Shape, start: int, stop: int, most: int) -> list[Run]:
+    """Return the items [start, stop) as runs, one for each chunk; [] if that needs more than `most` runs."""
+    low, high = _index(start, shape), _index(stop - 1, shape)
+    at = next((at for at in range(len(shape)) if low[at] != high[at]), len(shape) - 1)
+    if chunks[at + 1 :] != shape[at + 1 :] or high[at] // chunks[at] - low[at] // chunks[at] >= most:
+        return []
+    row = math.prod(shape[at + 1 :])
+    size = chunks[at] * row  # items of a chunk with one index in the dimensions before `at`
+    first = low[at] * row + start % row
+    skipped = _number([index % step for index, step in zip(low[:at], chunks, strict=False)], chunks) * size
+    before = _number([index // step for index, step in zip(low[:at], chunks, strict=False)], counts) * counts[at]
+    found = []
+    for chunk in range(low[at] // chunks[at], high[at] // chunks[at] + 1):
+        begin, end = max(first, chunk * size), min(first + stop - start, (chunk + 1) * size)
+        found.append(Run(before + chunk, skipped + begin - chunk * size, end - begin))
+    return found
 
 
-def offset_of(inside: Slices, chunks: tuple[int, ...]) -> int | None:
-    """Return the offset (items) of a part that is contiguous in a C-order chunk; None if it is not contiguous."""
-    offset, run = 0, True  # run: the part has all of every dimension after this one
-    size = 1
-    for part, extent in zip(reversed(inside), reversed(chunks), strict=True):
-        taken = part.stop - part.start
-        if not run and taken != 1:
-            return None
-        offset += part.start * size
-        run = run and taken == extent
-        size *= extent
-    return offset
+def _index(number: int, shape: Shape) -> Shape:
+    """Return the index of an item."""
+    found = []
+    for extent in reversed(shape):
+        number, at = divmod(number, extent)
+        found.append(at)
+    return tuple(reversed(found))
+
+
+def _number(index: Sequence[int], shape: Shape) -> int:
+    """Return the number of the item at `index`, which may have fewer dimensions than `shape`."""
+    number = 0
+    for at, extent in zip(index, shape, strict=False):
+        number = number * extent + at
+    return number

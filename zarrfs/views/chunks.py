@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -15,11 +14,10 @@ from zarrfs.errors import IsDirectory, NotFound, OutOfRange, ReadError, StoreErr
 from zarrfs.store.api import Info, Store, Value, join_key
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import quarter
-from zarrfs.views.boxes import Slices
+from zarrfs.views.boxes import Run
 from zarrfs.views.decoded_cache import Decoded, DecodedCache
 from zarrfs.views.hierarchy import Node
 from zarrfs.zarr.codecs import (
-    Sharding,
     check_codecs,
     decode_chunk_at,
     decoder_of,
@@ -33,11 +31,9 @@ from zarrfs.zarr.model import ArrayMetadata
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
-ChunkVersion = tuple[int | None, int | None, int | None]  # size, mtime and identity, as far as the store knows them
 
 _SLOW = 1 << 62  # bytes; a size for which DecodedCache.run() always uses a thread
 _TRIES = 3  # attempts to read a chunk or shard that is not replaced meanwhile
-_CHANGES = "changes while it is read"
 _EMPTY = {"T": "", "B": b""}  # items without a fill value, by kind of dtype
 KEPT = 1024  # bytes: the overhead of a cached chunk, and the size of a missing one
 _tokens = itertools.count()
@@ -47,7 +43,8 @@ class StoredAt(NamedTuple):
     """A range of a file."""
 
     key: str  # of the file
-    info: Info  # of the file; its size may not be known
+    info: Info  # of the file
+    version: Hashable  # of the file
     offset: int
     length: int
 
@@ -70,7 +67,8 @@ class Chunks:
         self.fortran = not c_order and is_fortran(self.array)
         grid, turn = self._stored.grid, -1 if self.fortran else 1
         self._grid = Grid(grid.shape[::turn], grid.chunks[::turn])  # in the order of the flat file
-        self.shape, self.shape_of_chunk, self.counts = self._grid.shape, self._grid.chunks, self._grid.counts
+        found = self._grid.shape, self._grid.chunks, self._grid.counts
+        self.shape, self.shape_of_chunk, self.counts = (each or (1,) for each in found)
         self.number = self._grid.size
         self.itemsize = self.array.dtype.itemsize
         self.size_of_chunk = self._stored.chunk_bytes  # bytes, decoded
@@ -96,8 +94,7 @@ class Chunks:
 
     def key(self, number: int) -> str:
         """Return the key of the stored chunk, or of the shard that holds it."""
-        index = self._index(number)
-        return self._key(self._sharding.shard(index)[0] if self._sharding else index)
+        return self._place(self._index(number))[0]
 
     def filled(self, shape: tuple[int, ...]) -> Array:
         """Return items of missing chunks: the fill value; without one, zeros, empty text, empty bytes or None."""
@@ -111,12 +108,10 @@ class Chunks:
         found.fill(_EMPTY.get(self.array.dtype.kind) if fill is None else fill)
         return found
 
-    def kept(self, number: int) -> Decoded | None:
-        """Return the chunk if it is cached and so fresh that it may be used without a request to the store."""
+    def kept(self, number: int) -> bool:
+        """Return whether the chunk is cached, and so fresh that get() does not wait."""
         found = self._cache.peek(self.id(number))
-        if found is None or self._store.immutable:
-            return found
-        return found if found.is_fresh() else None
+        return found is not None and (self._store.immutable or found.is_fresh())
 
     def coming(self, number: int) -> bool:
         """Return whether the chunk is cached or being decoded."""
@@ -124,49 +119,57 @@ class Chunks:
 
     async def get(self, number: int) -> Array | None:
         """Return the chunk in full chunk shape; None if missing. Raise ReadError if it cannot be read or decoded."""
-        found = await self._fresh(self.id(number), self.key(number))
-        if found is None:
-            found = await self._cache.get(self.id(number), self._takes, lambda: self.load(number))
+        id = self.id(number)
+        found = self._cache.peek(id)
+        if found is None or not await self._is_current(found, id, self.key(number)):
+            found = await self._cache.get(id, self._takes, lambda: self.load(number))
         return found.value  # type: ignore[no-any-return]
 
     async def stored_at(self, index: tuple[int, ...]) -> StoredAt | None:
-        """Return where an inner chunk is stored, by the index of its shard; None if missing. Raise ReadError."""
-        assert self._sharding is not None
-        key, place = self._place(self._sharding, index)
-        for _ in range(_TRIES):
-            found = await self._index_of(self._sharding, key)
-            run = _run_of(found, key, place)
-            if run is None:
-                return None
-            shard = await _ask(key, self._store.info, key, False)
-            if shard is not None and (self._store.immutable or self._version_in(shard) == found.version):
-                return StoredAt(key, shard, *run)
-            self._cache.discard((self._token, key))
-        raise ReadError(key, _CHANGES)
+        """Return where an inner chunk is stored; None if it is missing. Raise ReadError."""
+        key, place = self._place(index)
+
+        async def find(value: Value) -> StoredAt | None:
+            run = await self._range(key, value, place)
+            return None if run is None else StoredAt(key, value.info, value.version, *run)
+
+        return await self._opened(key, find)
 
     async def load(self, number: int) -> Decoded:
         """Fetch and decode a chunk, bypassing the cache."""
         index = self._index(number)
         await self._get_ready()
         now = trio.current_time()
-        key, version, data = await self._fetched(index)
+        key, place = self._place(index)
+
+        async def read(value: Value) -> tuple[Hashable, Buffer | None]:
+            run = await self._range(key, value, place)
+            if run is None:
+                return value.version, None
+            self._check_sizes(key, run[1])
+            data = await value.read(*run)
+            if len(data) != run[1]:
+                raise ReadError(key, f"ends before {run[0]} + {run[1]}")
+            return value.version, data
+
+        version, data = await self._opened(key, read) or (None, None)
         if data is None:
             return Decoded(None, KEPT, version, now)
         work = self.size_of_chunk if self.itemsize and not self._external else _SLOW
         chunk = await self._cache.run(work, self._decode, key, data, index)
         return Decoded(chunk, chunk.nbytes + KEPT, version, now)
 
-    async def stored(self, number: int, runs: Sequence[tuple[int, int]]) -> list[Buffer] | None:
-        """Read runs of items, (start, count), of one version of a chunk of a plain array; None if it is missing."""
-        key = self.key(number)
+    async def stored(self, run: Run) -> Buffer | None:
+        """Read items of a chunk of a plain array; None if it is missing."""
+        key, length = self.key(run.number), run.items * self.itemsize
 
-        async def read(value: Value) -> list[Buffer]:
+        async def read(value: Value) -> Buffer:
             if value.size != self.size_of_chunk:
                 raise ReadError(key, f"a chunk of {value.size} bytes, not {self.size_of_chunk}")
-            found = [await value.read(start * self.itemsize, count * self.itemsize) for start, count in runs]
-            if any(len(data) != count * self.itemsize for data, (_, count) in zip(found, runs, strict=True)):
-                raise ReadError(key, _CHANGES)
-            return found
+            data = await value.read(run.start * self.itemsize, length)
+            if len(data) != length:
+                raise ReadError(key, "changes while it is read")
+            return data
 
         return await self._opened(key, read)
 
@@ -175,9 +178,6 @@ class Chunks:
     def _index(self, number: int) -> tuple[int, ...]:
         """Return the index of a chunk in the array's own order of dimensions."""
         return self._grid.index(number)[:: -1 if self.fortran else 1]
-
-    def _key(self, index: tuple[int, ...]) -> str:
-        return join_key(self.node.chunks, self.array.keys.key(index))
 
     def _decode(self, key: str, data: Buffer, index: tuple[int, ...]) -> Array:
         try:
@@ -192,6 +192,7 @@ class Chunks:
 
     def _finished(self, chunk: Array) -> Array:
         """Return a decoded chunk as it is cached."""
+        chunk = chunk.reshape(self.shape_of_chunk)
         return chunk.view(self.item) if self.itemsize else chunk
 
     async def _get_ready(self) -> None:
@@ -214,18 +215,20 @@ class Chunks:
         if size > max(self._cache.max_bytes, quarter()) + KEPT:
             raise ReadError(key, f"a chunk of {size} bytes does not fit in memory")
 
-    def _version_in(self, info: Info) -> ChunkVersion | None:
-        return None if self._store.immutable else (info.size, info.mtime_ns, info.identity)
-
     async def _opened(self, key: str, read: Callable[[Value], Awaitable[T]]) -> T | None:
         """Open a stored value and return what `read` returns for it; None if it does not exist.
 
         If the value changes meanwhile, open it again. Raise ReadError.
         """
         for attempt in range(_TRIES):
-            value: Value | None = await _ask(key, self._store.open, key)
-            if value is None:
+            try:
+                value = await self._store.open(key)
+            except NotFound:
                 return None
+            except IsDirectory as exc:
+                raise ReadError(key, "a directory lies in the place of a chunk") from exc
+            except StoreError as exc:  # for example a file above it, which must not be taken for a missing chunk
+                raise ReadError(key, exc.reason or exc.__class__.__doc__ or "") from exc
             try:
                 return await read(value)
             except (TargetChanged, TargetMissing, OutOfRange):
@@ -237,63 +240,49 @@ class Chunks:
                 value.close()
         raise AssertionError("not reached")
 
-    async def _fresh(self, id: Hashable, key: str) -> Decoded | None:
-        """Return the cached value of `key` if its version is still current; drop it otherwise."""
-        found = self._cache.peek(id)
-        if found is None or self._store.immutable or found.is_fresh():
-            return found
+    async def _is_current(self, found: Decoded, id: Hashable, key: str) -> bool:
+        """Return whether a cached chunk is of the present version of its stored value; forget it otherwise."""
+        if self._store.immutable or found.is_fresh():
+            return True
+
+        async def version_of(value: Value) -> Hashable:
+            return value.version
+
         now = trio.current_time()
-        info = None if found.value is None else await _ask(key, self._store.info, key, False)
-        version = None if info is None else self._version_in(info)
-        # without a modification time, a change is noticed only if the value is read again
-        if version is not None and version[1] is not None and version == found.version:
+        version = await self._opened(key, version_of)
+        if version is not None and version == found.version:
             found.checked = now
-            return found
-        self._cache.discard(id)
-        return None
+            return True
+        if self._cache.peek(id) is found:  # not a newer one, which another reader has fetched meanwhile
+            self._cache.discard(id)
+        return False
 
-    async def _index_of(self, sharding: Sharding, key: str) -> Decoded:
-        """Return the index of a shard, from the cache if it is still valid."""
+    def _place(self, index: tuple[int, ...]) -> tuple[str, int]:
+        """Return the key of the stored value that holds a chunk, and the number of an inner chunk in its shard."""
+        at, place = self._sharding.shard(index) if self._sharding else (index, 0)
+        return join_key(self.node.chunks, self.array.keys.key(at)), place
+
+    async def _range(self, key: str, value: Value, place: int) -> tuple[int, int] | None:
+        """Return (offset, length) of a chunk in its open value; None if it is missing in its shard.
+
+        Raise TargetChanged if the index of the shard is of another version.
+        """
+        if self._sharding is None:
+            return 0, value.size
         id = self._token, key
-        found = await self._fresh(id, key)
-        return found or await self._cache.get(id, 0, lambda: self._load_index(sharding, key))
+        found = await self._cache.get(id, 0, lambda: self._load_index(key))
+        known = value.version is not None or found.is_fresh()
+        if not self._store.immutable and not (known and found.version == value.version):
+            self._cache.discard(id)
+            raise TargetChanged(key, "changes while it is read")
+        try:
+            return found.value[place]  # type: ignore[no-any-return]
+        except MetadataError as exc:
+            raise ReadError(key, str(exc)) from exc
 
-    async def _fetched(self, index: tuple[int, ...]) -> tuple[str, Hashable, Buffer | None]:
-        """Return (key, version, bytes) of a stored chunk, or of an inner chunk. If it is missing, bytes are None."""
-        sharding = self._sharding
-        key, place = (self._key(index), 0) if sharding is None else self._place(sharding, index)
-
-        async def whole(value: Value) -> tuple[str, Hashable, Buffer]:
-            self._check_sizes(key, value.size)
-            return key, self._version_in(value.info), await value.read(0, value.size)
-
-        if sharding is None:
-            return await self._opened(key, whole) or (key, None, None)
-        for _ in range(_TRIES):
-            found = await self._index_of(sharding, key)
-            run = _run_of(found, key, place)
-            if run is None:
-                return key, found.version, None
-            self._check_sizes(key, run[1])
-            data = await self._opened(key, functools.partial(self._range, found.version, run))
-            if data is not None:
-                if len(data) != run[1]:
-                    raise ReadError(key, f"ends before {run[0]} + {run[1]}")
-                return key, found.version, data
-            self._cache.discard((self._token, key))
-        raise ReadError(key, _CHANGES)
-
-    async def _range(self, version: Hashable, run: tuple[int, int], value: Value) -> Buffer | None:
-        """Read (offset, length) of a value; return None if it has another version."""
-        return await value.read(*run) if self._version_in(value.info) == version else None
-
-    def _place(self, sharding: Sharding, index: tuple[int, ...]) -> tuple[str, int]:
-        """Return (key of the shard, number in it) of an inner chunk."""
-        at, place = sharding.shard(index)
-        return self._key(at), place
-
-    async def _load_index(self, sharding: Sharding, key: str) -> Decoded:
-        now, length = trio.current_time(), sharding.index_length
+    async def _load_index(self, key: str) -> Decoded:
+        sharding, now, length = self._sharding, trio.current_time(), self.index_length
+        assert sharding is not None
         self._check_room(key, length)
 
         async def read(value: Value) -> Decoded:
@@ -302,9 +291,12 @@ class Chunks:
                 index = sharding.read_index(await value.read(start, length), value.size)
             except MetadataError as exc:
                 raise ReadError(key, str(exc)) from exc
-            return Decoded(index, length + KEPT, self._version_in(value.info), now)
+            return Decoded(index, length + KEPT, value.version, now)
 
-        return await self._opened(key, read) or Decoded(None, KEPT, None, now)
+        found = await self._opened(key, read)
+        if found is None:
+            raise TargetMissing(key, "was removed while it is read")
+        return found
 
 
 class ChunkRow(Chunks):
@@ -317,7 +309,7 @@ class ChunkRow(Chunks):
         """`node` is an array in `store`."""
         super().__init__(store, node, cache, c_order=True)
         cut = tuple(map(min, self._grid.chunks, self._grid.shape))
-        self._part = tuple(map(slice, cut))
+        self._part = tuple(map(slice, cut)) or ...
         self._contiguous = cut[1:] == self._grid.chunks[1:]
         items = math.prod(cut)
         self.shape, self.shape_of_chunk, self.counts = (self.number * items,), (items,), (self.number,)
@@ -327,27 +319,7 @@ class ChunkRow(Chunks):
         return self._contiguous and super().plain
 
     def _finished(self, chunk: Array) -> Array:
-        return np.ascontiguousarray(part_of(chunk, self._part)).reshape(-1).view(self.item)
-
-
-async def _ask(key: str, ask: Callable[..., Any], *arguments: Any) -> Any:
-    """Call `ask` for a chunk; return None if the chunk does not exist. Raise ReadError for any other StoreError."""
-    try:
-        return await ask(*arguments)
-    except NotFound:
-        return None
-    except IsDirectory as exc:
-        raise ReadError(key, "a directory lies in the place of a chunk") from exc
-    except StoreError as exc:  # for example a file above it, which must not be taken for a missing chunk
-        raise ReadError(key, exc.reason or exc.__class__.__doc__ or "") from exc
-
-
-def _run_of(index: Decoded, key: str, place: int) -> tuple[int, int] | None:
-    """Return offset and length of an inner chunk in its shard; None if it is missing. Raise ReadError."""
-    try:
-        return None if index.value is None else index.value[place]
-    except MetadataError as exc:
-        raise ReadError(key, str(exc)) from exc
+        return np.ascontiguousarray(chunk[self._part]).reshape(-1).view(self.item)
 
 
 def is_fortran(array: ArrayMetadata) -> bool:
@@ -357,9 +329,3 @@ def is_fortran(array: ArrayMetadata) -> bool:
         return False
     order = array.codecs[0].configuration.get("order")
     return isinstance(order, list | tuple) and list(order) == list(range(array.ndim))[::-1]
-
-
-def part_of(array: Array, slices: Slices) -> Array:
-    """Return a view of a part of an array, also of a scalar."""
-    found: Array = array[(*slices, ...)]  # type: ignore[arg-type]
-    return found

@@ -10,7 +10,7 @@ import itertools
 import logging
 import math
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import trio
@@ -19,8 +19,8 @@ from zarrfs.concurrency.tasks import for_each, in_background
 from zarrfs.errors import ZarrfsError
 from zarrfs.store.api import Store
 from zarrfs.system.buffers import Buffer
-from zarrfs.views.boxes import Piece, boxes, number_of_pieces, offset_of, pieces
-from zarrfs.views.chunks import KEPT, Array, ChunkRow, Chunks, part_of
+from zarrfs.views.boxes import Piece, Run, boxes, pieces, runs
+from zarrfs.views.chunks import KEPT, Array, ChunkRow, Chunks
 from zarrfs.views.decoded_cache import DecodedCache
 from zarrfs.views.hierarchy import Node
 from zarrfs.zarr.errors import MetadataError
@@ -78,14 +78,6 @@ def npy_header(shape: tuple[int, ...], dtype: DataType, fortran: bool) -> bytes:
     return header.getvalue()
 
 
-class _Run(NamedTuple):
-    """Consecutive items of a chunk in C order."""
-
-    number: int  # of the chunk
-    start: int
-    items: int
-
-
 class _Reader:
     """A reader that may be sequential."""
 
@@ -111,18 +103,14 @@ class FlatArray:
 
     async def read(self, start: int, stop: int) -> Buffer:
         """Return the bytes [start, stop) of the items. Raise ReadError if a chunk cannot be read or decoded."""
-        item = self.chunks.itemsize
+        item, chunks = self.chunks.itemsize, self.chunks
         first, last = start // item, -(-stop // item)
-        runs = self._runs(first, last)
-        direct = self.chunks.plain and bool(runs) and not any(self.chunks.coming(run.number) for run in runs)
+        found = runs(chunks.shape, chunks.shape_of_chunk, chunks.counts, first, last, _RUNS)
+        direct = chunks.plain and bool(found) and not any(chunks.coming(run.number) for run in found)
         self._read_ahead(start, stop, direct)
-        if direct:
-            found: dict[_Run, Buffer] = {}
-            for number in dict.fromkeys(run.number for run in runs):
-                found |= await self._stored([run for run in runs if run.number == number])
-            data = found[runs[0]] if len(runs) == 1 else b"".join(found[run] for run in runs)
-        elif len(runs) == 1:
-            data = await self._one(runs[0])
+        if direct or len(found) == 1:
+            some = [await self._run(run, direct) for run in found]
+            data = some[0] if len(some) == 1 else b"".join(some)
         else:
             data = await self._several(first, last)
         skipped = start - first * item
@@ -132,41 +120,15 @@ class FlatArray:
 
     # -- items
 
-    def _runs(self, first: int, last: int) -> list[_Run]:
-        """Return the items [first, last) as contiguous runs of C-order chunks.
-
-        Return [] if they are not contiguous, or more than _RUNS.
-        """
-        shape, chunks, found = self.chunks.shape, self.chunks.shape_of_chunk, list[_Run]()
-        if sum(number_of_pieces(box, chunks) for box in boxes(shape, first, last)) > _RUNS:
-            return []
-        for box in boxes(shape, first, last):
-            extents = box.extents
-            below = next((at + 1 for at, extent in enumerate(extents) if extent > 1), len(extents))
-            for piece in pieces(box, chunks, self.chunks.counts):
-                inside = _extents(piece)
-                offset = offset_of(piece.inside, chunks)
-                if offset is None or inside[below:] != extents[below:]:
-                    return []
-                run = _Run(piece.number, offset, math.prod(inside))
-                if found and found[-1].number == run.number and found[-1].start + found[-1].items == run.start:
-                    run = _Run(run.number, found[-1].start, found.pop().items + run.items)
-                found.append(run)
-        return found
-
-    async def _stored(self, runs: list[_Run]) -> dict[_Run, Buffer]:
-        """Return the items of runs of one chunk."""
-        data = await self.chunks.stored(runs[0].number, [(run.start, run.items) for run in runs])
-        if data is None:
-            data = [_bytes_of(self.chunks.filled((run.items,))) for run in runs]
-        return dict(zip(runs, data, strict=True))
-
-    async def _one(self, run: _Run) -> Buffer:
-        """Return a single run without copying it."""
-        chunk = await self.chunks.get(run.number)
-        if chunk is None:
-            return _bytes_of(self.chunks.filled((run.items,)))
-        return _bytes_of(chunk.reshape(-1)[run.start : run.start + run.items])
+    async def _run(self, run: Run, direct: bool) -> Buffer:
+        """Return a run without copying it; `direct`: from the store, not from the cache."""
+        if direct:
+            data = await self.chunks.stored(run)
+            if data is not None:
+                return data
+        elif (chunk := await self.chunks.get(run.number)) is not None:
+            return _bytes_of(chunk.reshape(-1)[run.start : run.start + run.items])
+        return _bytes_of(self.chunks.filled((run.items,)))
 
     async def _several(self, first: int, last: int) -> Buffer:
         """Return the items [first, last), assembled from at most _PIECES pieces of chunks at a time."""
@@ -176,20 +138,21 @@ class FlatArray:
         async def fill(number: int) -> None:
             chunk = await self.chunks.get(number)
             for box, piece in waiting[number]:
-                self._copy(box, piece, chunk)
+                box[piece.where] = self.chunks.filled(()) if chunk is None else chunk[piece.inside]
 
         found = self._pieces(out, first, last)
         while some := list(itertools.islice(found, _PIECES)):
             waiting.clear()
             for box, piece in some:
-                kept = self.chunks.kept(piece.number)
-                if kept is None:
-                    waiting.setdefault(piece.number, []).append((box, piece))
+                waiting.setdefault(piece.number, []).append((box, piece))
+            others = []
+            for number in waiting:
+                if self.chunks.kept(number):
+                    await fill(number)
                 else:
-                    self._copy(box, piece, kept.value)
-            numbers = iter(waiting)
-            while batch := list(itertools.islice(numbers, _AT_ONCE)):
-                await for_each(fill, batch)
+                    others.append(number)
+            for start in range(0, len(others), _AT_ONCE):
+                await for_each(fill, others[start : start + _AT_ONCE])
             if len(some) == _PIECES:
                 await trio.lowlevel.checkpoint()  # let other readers run
         return _bytes_of(out)
@@ -203,9 +166,6 @@ class FlatArray:
             at += count
             for piece in pieces(box, self.chunks.shape_of_chunk, self.chunks.counts):
                 yield target, piece
-
-    def _copy(self, box: Array, piece: Piece, chunk: Array | None) -> None:
-        part_of(box, piece.where)[...] = self.chunks.filled(()) if chunk is None else part_of(chunk, piece.inside)
 
     # -- read-ahead
 
@@ -252,10 +212,6 @@ class FlatArray:
                     log.debug("read-ahead: %s", exc)
 
         await for_each(work, range(self._cache.threads))
-
-
-def _extents(piece: Piece) -> tuple[int, ...]:
-    return tuple(part.stop - part.start for part in piece.inside)
 
 
 def _bytes_of(items: Array) -> Buffer:

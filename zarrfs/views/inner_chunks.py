@@ -23,7 +23,7 @@ class Range(Value):
     __slots__ = ("_offset", "_whole")
 
     def __init__(self, key: str, info: Info, whole: Value, at: StoredAt) -> None:
-        if whole.size < at.offset + at.length or not _same(whole.info, at.info):
+        if whole.size < at.offset + at.length or whole.version != at.version:
             whole.close()
             raise TargetChanged(key, "its shard has changed")
         version = None if whole.version is None else (whole.version, at.offset, at.length)
@@ -36,9 +36,3 @@ class Range(Value):
 
     def close(self) -> None:
         self._whole.close()
-
-
-def _same(one: Info, other: Info) -> bool:
-    """Return whether two entries may describe one version of a file, by the attributes that both have."""
-    known = ((one.size, other.size), (one.mtime_ns, other.mtime_ns), (one.identity, other.identity))
-    return all(None in pair or pair[0] == pair[1] for pair in known)

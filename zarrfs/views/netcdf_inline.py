@@ -14,7 +14,7 @@ import trio
 from zarrfs.concurrency.tasks import for_each
 from zarrfs.store.api import Store
 from zarrfs.views.boxes import Box, pieces
-from zarrfs.views.chunks import Array, Chunks, part_of
+from zarrfs.views.chunks import Array, Chunks
 from zarrfs.views.decoded_cache import DecodedCache
 from zarrfs.views.hierarchy import Node
 from zarrfs.views.netcdf_model import Form, form_of
@@ -71,7 +71,7 @@ async def _items(store: Store, chunks: Chunks, cache: DecodedCache) -> Array:
     async def work(_number: int) -> None:
         for number, inside, where in wanted:
             chunk = (await chunks.load(number)).value
-            part_of(out, where)[...] = chunks.filled(()) if chunk is None else part_of(chunk, inside)
+            out[where] = chunks.filled(()) if chunk is None else chunk[inside]
 
     await for_each(work, range(_REQUESTS if store.remote else cache.threads))
     return out
