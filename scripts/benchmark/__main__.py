@@ -46,10 +46,9 @@ def row(result: Result) -> str:
     limit = ""
     if result.limit is not None:
         limit = f"{'<=' if result.at_most else '>='} {result.limit:g} {'MISSED' if result.missed else 'ok'}"
-    against = f"{result.against}{', ' + result.note if result.note else ''}"
     theirs = samples_text(result.theirs) if result.theirs else ""
     ours = samples_text(result.ours)
-    return f"{what:52} {ours:>26}   {against:36} {theirs:>26} {ratio:>7}  {limit}".rstrip()
+    return f"{what:52} {ours:>26}   {result.against:36} {theirs:>26} {ratio:>7}  {limit}".rstrip()
 
 
 def arguments() -> argparse.Namespace:

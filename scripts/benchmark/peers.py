@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import shutil
 import socket
@@ -16,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from data import PIECE, Data, keys
+from data import Data
 
 HERE = Path(__file__).parent
 ZARRFS = Path(sys.executable).parent / "zarrfs"
@@ -109,25 +108,10 @@ def noop(shape: list[str], data: Data) -> Iterator[Path]:
             yield mountpoint
 
 
-@contextlib.contextmanager
-def plain(data: Data) -> Iterator[Path]:
-    """Yield the same tree without a mount: files of a plain directory, in the kernel's caches."""
-    root = data.directory / "plain"
-    if not root.exists():
-        for directory, name in keys(data.entries):
-            path = root / directory / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("wb") as file:
-                file.truncate(PIECE)
-        subprocess.run(["ls", "-lR", root], check=True, stdout=subprocess.DEVNULL)
-    yield root
-
-
 # mounts of the large reference set
 MANY = {
     "zarrfs": lambda data: zarrfs(data.many, data),
     "no-op": lambda data: noop(["many", str(data.entries)], data),
-    "plain": lambda data: plain(data),
 }
 # mounts of one large file
 BIG = {
@@ -142,11 +126,6 @@ def _raise_read_ahead(mountpoint: Path) -> None:
     with contextlib.suppress(OSError):
         path = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
         Path(path).write_text(str(READ_AHEAD >> 10))
-
-
-def read_requests(mountpoint: Path) -> int:
-    """Return the number of read requests that a zarrfs mount has answered."""
-    return int(json.loads(os.getxattr(mountpoint, "user.zarrfs.stats"))["reads_total"])
 
 
 def new_index(data: Data) -> Path:

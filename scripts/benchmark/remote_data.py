@@ -17,7 +17,6 @@ import peers
 
 CHUNK = 512 << 10  # bytes of each chunk: 256 x 256 float64
 ROWS, COLUMNS = 20, 30  # of the grid of chunks
-TINY = 1000  # bytes of each tiny value, and how many there are
 LATE = 30  # ms
 _MODULES = "/usr/lib/nginx/modules"  # where Debian has them
 
@@ -33,9 +32,9 @@ http {{
     client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy;
     fastcgi_temp_path {directory}/fastcgi; uwsgi_temp_path {directory}/uwsgi; scgi_temp_path {directory}/scgi;
     ssl_certificate {directory}/certificate; ssl_certificate_key {directory}/key; ssl_session_cache shared:S:1m;
-    server {{ listen 127.0.0.1:{at_once}; root {root}; autoindex on; }}
+    server {{ listen 127.0.0.1:{http}; root {root}; autoindex on; }}
     server {{
-        listen 127.0.0.1:{late}; listen 127.0.0.1:{tls} ssl; root {root}; autoindex on;
+        listen 127.0.0.1:{tls} ssl; root {root}; autoindex on;
         access_by_lua_block {{ ngx.sleep({delay}) }}
     }}
 }}
@@ -52,8 +51,7 @@ class Server(NamedTuple):
         return f"{self.scheme}, {self.delay} ms"
 
 
-HTTPS, HTTP, AT_ONCE = Server("https", LATE), Server("http", LATE), Server("http", 0)
-SERVERS = (HTTPS, HTTP, AT_ONCE)
+HTTPS, HTTP = Server("https", LATE), Server("http", 0)
 
 
 def make_certificate(directory: Path) -> None:
@@ -85,21 +83,15 @@ class Tree:
         self._write()
 
     def _write(self) -> None:
-        for name in ("chunks", *(f"tiny/{number}" for number in range(10))):
-            (self.www / name).mkdir(parents=True)
+        (self.www / "chunks").mkdir(parents=True)
         for number in range(ROWS * COLUMNS):
             (self.www / chunk(number)).write_bytes(os.urandom(CHUNK))
-        tiny = os.urandom(TINY * TINY)
-        (self.www / "tiny.bin").write_bytes(tiny)
-        for number in range(TINY):
-            path = self.www / "tiny" / str(number // 100) / str(number % 100)
-            path.write_bytes(tiny[number * TINY : (number + 1) * TINY])
         with (self.www / "big").open("wb") as file:
             for _ in range(self.size >> 20):
                 file.write(os.urandom(1 << 20))
 
     def document(self, target: str) -> Path:
-        """Return references to the tree at the URL `target`: an array of chunks, tiny ranges, a large file."""
+        """Return references to the tree at the URL `target`: an array of chunks, a large file."""
         path = self.directory / f"{hashlib.sha256(target.encode()).hexdigest()[:8]}.json"
         if not path.exists():
             array = {
@@ -108,7 +100,6 @@ class Tree:
             }  # fmt: skip
             refs: dict[str, object] = {".zgroup": '{"zarr_format": 2}', "chunks/.zarray": json.dumps(array)}
             refs |= {chunk(n): [f"{target}/{chunk(n)}", 0, CHUNK] for n in range(ROWS * COLUMNS)}
-            refs |= {f"tiny/{n // 100}/{n % 100}": [f"{target}/tiny.bin", n * TINY, TINY] for n in range(TINY)}
             refs["big"] = [f"{target}/big", 0, self.size]
             path.write_text(json.dumps({"version": 1, "refs": refs}))
         return path
@@ -126,18 +117,18 @@ class Tree:
         if program is None or not Path(f"{_MODULES}/ngx_http_lua_module.so").exists():
             raise peers.Unavailable("nginx with its Lua module is not installed")
         make_certificate(self.directory)
-        ports = peers.free_ports(3)
+        ports = peers.free_ports(2)
         config = self.directory / "nginx.conf"
         config.write_text(
             _CONFIG.format(
-                modules=_MODULES, directory=self.directory, root=self.www, tls=ports[0], late=ports[1],
-                at_once=ports[2], delay=LATE / 1000, user="user root;" if os.geteuid() == 0 else "",
+                modules=_MODULES, directory=self.directory, root=self.www, tls=ports[0], http=ports[1],
+                delay=LATE / 1000, user="user root;" if os.geteuid() == 0 else "",
             )
         )  # fmt: skip
         self._nginx = subprocess.Popen([program, "-c", config, "-e", self.directory / "early.log"])
         for port in ports:
             self._wait_for(port)
-        for server, port in zip(SERVERS, ports, strict=True):
+        for server, port in zip((HTTPS, HTTP), ports, strict=True):
             self.urls[server] = f"{server.scheme}://127.0.0.1:{port}"
 
     def _wait_for(self, port: int) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -139,17 +137,3 @@ def _done(command: list[str], input: str | None = None) -> str:
 def total(jobs: list[list[Piece]]) -> int:
     """Return the number of bytes that the jobs read."""
     return sum(length for thread in jobs for _, _, length in thread)
-
-
-def copy(tree: Tree, place: Place) -> float:
-    """Copy the tiny values with `cp -r`; return the seconds. Raise peers.Unavailable for any wrong byte."""
-    with tempfile.TemporaryDirectory(prefix="copy-", dir=tree.directory) as target:
-        settle()
-        began = time.perf_counter()
-        _done(["cp", "-r", *(f"{place.prefix}/tiny/{number}" for number in range(10)), target])
-        took = time.perf_counter() - began
-        for number in range(1000):
-            name = f"{number // 100}/{number % 100}"
-            if hashlib.sha256(Path(target, name).read_bytes()).hexdigest() != tree.digest(f"tiny/{name}", 0, 1000):
-                raise peers.Unavailable(f"{place.prefix}: wrong bytes of tiny/{name}")
-    return took
