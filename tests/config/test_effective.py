@@ -293,14 +293,12 @@ def test_a_named_file_replaces_the_users_file(
     monkeypatch.setenv("ZARRFS_CONFIG", str(named))
     assert held().retries == 3
     assert held("config=/dev/null").retries == 1
-    assert [outcome for _, outcome in configuration.files()] == ["read", "read"]
     assert refused("config=/nonexistent") == "/nonexistent: no such file or directory"
     assert refused(f"config={user.parent}") == f"{user.parent}: is a directory"
 
 
 def test_missing_files_change_nothing(user: Path) -> None:
     assert held() == Options()
-    assert [outcome for _, outcome in configuration.files()] == ["missing", "missing"]
 
 
 SECRETS = [
@@ -349,13 +347,13 @@ def test_an_unreadable_system_file_is_ignored() -> None:
     code = (
         "import os, sys, tomllib; from zarrfs.config import effective as c, file; c.SYSTEM = sys.argv[1];"
         "os.setuid(1234); os.environ['XDG_CONFIG_HOME'] = '/nonexistent';"
-        "print(c.settings([]).parsed.options.retries, c.files()[0][1])"
+        "print(c.settings([]).parsed.options.retries)"
     )
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)
         path = write(Path(directory) / "system.toml", "[options]\nretries = 1\n")
         done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)
-    assert done.stdout == "4 not for this user: permission denied\n", done.stderr
+    assert done.stdout == "4\n", done.stderr
 
 
 # -- secrets in files

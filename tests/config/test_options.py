@@ -270,9 +270,9 @@ def test_bad_storage_options_of_python_are_refused(value: object) -> None:
         as_items({"storage_options": value})
 
 
-def test_storage_options_of_python_keep_their_types() -> None:
-    given = {"sftp": {"n": 3, "password": "true", "x": "3", "y": None, "port": "22"}, "s3": {"secret": "null"}}
-    expected = {"sftp": {"n": 3, "password": "true", "x": "3", "y": None, "port": 22}, "s3": {"secret": "null"}}
+def test_storage_options_of_python_are_text() -> None:
+    given = {"sftp": {"n": 3, "password": "true", "x": True, "y": None, "port": "22"}, "s3": {"secret": "null"}}
+    expected = {"sftp": {"n": "3", "password": "true", "x": True, "y": None, "port": 22}, "s3": {"secret": "null"}}
     assert parse(as_items(given)).options.storage == expected
 
 

@@ -143,8 +143,9 @@ def _mounts(options: Options) -> Iterator[Finding]:
 def _configuration(options: Options) -> Iterator[Finding]:
     from zarrfs.config import effective
 
-    for path, outcome in effective.files(options.config):
-        yield Finding("configuration", OK if outcome in ("read", "missing") else WARNING, f"{path}: {outcome}")
+    for path, _ in effective.files(options.config):  # any fault in them has been reported as an error
+        state = "not for this user" if not os.access(path, os.R_OK) else "read"
+        yield Finding("configuration", OK, f"{path}: {state if os.path.lexists(path) else 'missing'}")
     for name in effective.unknown_variables():
         yield Finding("configuration", WARNING, f"{name} is not an option of zarrfs")
 

@@ -6,7 +6,7 @@ Used by commands and by the functions of `import zarrfs`. Stores read neither co
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zarrfs.config.options import TABLE, Given, Parsed, split_commas
@@ -36,30 +36,24 @@ def settings(
     `defaults` are the defaults of the command. With `sloppy`, unknown options among the items are ignored. Raise
     UsageError for any fault in a file, a variable or an item, even in the section of another source.
     """
-    line, given, items, places = Given(), Given(defaults), [*items], [*sources]
-    line.add(items, sloppy=sloppy)
-    for path, kind in _paths(line.values.get("config")):
-        _, file = _look(path, kind)
-        if file is not None:
-            sections = [*file.sections]
+    line, given, places = Given(), Given(defaults), [*sources]
+    line.add(items, "the command line", sloppy)
+    for path, kind in files(line.values.get("config")):
+        if (file := _read(path, kind)) is not None:
+            given.update(file.given)
             for number, source in reversed([*enumerate(sources)]):  # the section of the first source wins
                 if source in file.named:
-                    places[number] = file.named[source].source
-                    sections += file.named[source].sections
-            for section in sections:
-                given.add(section.items, f"{path} {section.name}")
-    for variable, found in environment():
-        given.add(found, variable)
-    given.add(items, "the command line", sloppy)
+                    places[number], own = file.named[source]
+                    given.update(own)
+    for name in TABLE:
+        if text := os.environ.get(variable := PREFIX + name.upper()):  # such as $ZARRFS_CACHE_DIR
+            try:
+                values = split_commas(text) if TABLE[name].many else (text,)
+                given.add([f"{name}={one}" for one in values], f"${variable}")
+            except UsageError as exc:
+                raise UsageError(f"${variable}: {exc}") from None
+    given.update(line)
     return Settings(given.parsed(), places, [*given.text.values()])
-
-
-def files(named: str | None = None) -> list[tuple[str, str]]:
-    """Return the configuration files, the weakest first, each with "read", "missing", or why it cannot be used.
-
-    `named` is the file of --config, if given.
-    """
-    return [(path, _look(path, kind)[0]) for path, kind in _paths(named)]
 
 
 def unknown_variables() -> list[str]:
@@ -68,22 +62,8 @@ def unknown_variables() -> list[str]:
     return sorted(PREFIX + name for name in names if name.lower() not in TABLE or name != name.upper())
 
 
-def environment() -> Iterator[tuple[str, list[str]]]:
-    """Yield each variable, such as $ZARRFS_CACHE_DIR for cache_dir=, with its items. An empty one is ignored."""
-    for name in TABLE:
-        variable = PREFIX + name.upper()
-        text = os.environ.get(variable)
-        if text:
-            items = [f"{name}={one}" for one in (split_commas(text) if TABLE[name].many else (text,))]
-            try:
-                Given().add(items)
-            except UsageError as exc:
-                raise UsageError(f"${variable}: {exc}") from None
-            yield f"${variable}", items
-
-
-def _paths(named: str | None) -> list[tuple[str, str]]:
-    """Return (path, kind) of the configuration files, the weakest first."""
+def files(named: str | None) -> list[tuple[str, str]]:
+    """Return (path, kind) of the configuration files, the weakest first. `named` is the file of --config, if given."""
     variable = os.environ.get(f"{PREFIX}CONFIG")
     if named or variable:
         return [(SYSTEM, "system"), (os.path.abspath(named or variable or ""), "named")]
@@ -93,16 +73,15 @@ def _paths(named: str | None) -> list[tuple[str, str]]:
     return [(SYSTEM, "system"), *([(path, "user")] if os.path.isabs(path) else [])]
 
 
-def _look(path: str, kind: str) -> tuple[str, ConfigFile | None]:
-    """Read a configuration file if it exists. Raise UsageError if it cannot be used."""
+def _read(path: str, kind: str) -> ConfigFile | None:
+    """Read a configuration file; None if it does not exist. Raise UsageError if it cannot be used."""
     if kind != "named" and not os.path.lexists(path):  # before the TOML parser is imported
-        return "missing", None
+        return None
+    if kind == "system" and not os.access(path, os.R_OK):  # root may keep it from this user
+        return None
     from zarrfs.config.file import read_file
 
     try:
-        return "read", read_file(path, owned=kind == "user")
+        return read_file(path, owned=kind == "user")
     except OSError as exc:
-        reason = reason_of(exc)
-    if kind == "system" and not os.access(path, os.R_OK):
-        return f"not for this user: {reason}", None
-    raise UsageError(f"{path}: {reason}")
+        raise UsageError(f"{path}: {reason_of(exc)}") from None

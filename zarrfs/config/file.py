@@ -20,25 +20,11 @@ _SCHEME = re.compile(r"[A-Za-z0-9+.-]+:")  # matches text that is not a path
 _NAME = re.compile(r"[^\s/:#?~][^\s/:#?]*")
 
 
-class Section(NamedTuple):
-    """The options of a section as items of -o, and its name, such as [storage.s3]."""
-
-    items: list[str]
-    name: str
-
-
-class Named(NamedTuple):
-    """[source.NAME]: a source and its options."""
-
-    source: str
-    sections: list[Section]
-
-
 class ConfigFile(NamedTuple):
     """The content of a zarrfs.toml."""
 
-    sections: list[Section]  # of all sources: [options] and [storage]
-    named: dict[str, Named]
+    given: Given  # for all sources: [options] and [storage]
+    named: dict[str, tuple[str, Given]]  # the source and the options of each [source.NAME]
 
 
 def read_file(path: str, owned: bool) -> ConfigFile:
@@ -55,7 +41,7 @@ def read_file(path: str, owned: bool) -> ConfigFile:
         regular = stat.S_ISREG(status.st_mode)
         if regular:
             _check_rights(status, owned)
-        return _Reader(os.path.dirname(os.path.abspath(path)), regular and bool(status.st_mode & 0o004)).file(tables)
+        return _Reader(path, regular and bool(status.st_mode & 0o004)).file(tables)
     except (FileNotFoundError, PermissionError):
         raise
     except OSError as exc:
@@ -81,7 +67,7 @@ def _check_rights(status: os.stat_result, owned: bool) -> None:
 class _Reader(NamedTuple):
     """A reader of the tables of one file."""
 
-    here: str  # the directory of the file, where relative paths start
+    path: str
     public: bool  # all users may read the file, so it must not have a secret
 
     def file(self, tables: Mapping[str, Any]) -> ConfigFile:
@@ -89,12 +75,12 @@ class _Reader(NamedTuple):
             if name not in _SECTIONS:
                 hint = ": set it below a line [options]" if name in TABLE else did_you_mean(name, _SECTIONS)
                 raise UsageError(f"{name}: unknown section{hint}")
-        sections = [self._options(tables.get("options", {}), "options", (NO_FILE, ONE_SOURCE))]
-        sections += self._storage(tables.get("storage", {}), "storage")
+        given = self._options(tables.get("options", {}), "options", (NO_FILE, ONE_SOURCE))
+        self._add_storage(given, tables.get("storage", {}), "storage")
         named = _table(tables.get("source", {}), "source")
-        return ConfigFile(sections, {name: self._named(name, table) for name, table in named.items()})
+        return ConfigFile(given, {name: self._named(name, table) for name, table in named.items()})
 
-    def _named(self, name: str, value: Any) -> Named:
+    def _named(self, name: str, value: Any) -> tuple[str, Given]:
         at = f"source.{_quoted(name)}"
         table = dict(_table(value, at))
         source, storage = table.pop("source", None), table.pop("storage", {})
@@ -104,11 +90,11 @@ class _Reader(NamedTuple):
             raise UsageError(f'[{at}]: expected a line source = "PATH OR URL"')
         if self.public and without_secrets(source) != source:
             raise _secret(f"[{at}] source")
-        source = source if _SCHEME.match(source) else self._located(source)
-        own = self._options({"fsname": name} | table, at, (NO_FILE,))  # as in fstab: mount -a compares the two names
-        return Named(source, [own, *self._storage(storage, f"{at}.storage")])
+        given = self._options({"fsname": name} | table, at, (NO_FILE,))  # as in fstab: mount -a compares the two names
+        self._add_storage(given, storage, f"{at}.storage")
+        return source if _SCHEME.match(source) else self._located(source), given
 
-    def _options(self, value: Any, at: str, refused: tuple[str, ...]) -> Section:
+    def _options(self, value: Any, at: str, refused: tuple[str, ...]) -> Given:
         """Return the options of a section. `refused` are the values of Opt.where that are errors in it."""
         table = {}
         for key, one in _table(value, at).items():
@@ -117,42 +103,39 @@ class _Reader(NamedTuple):
                 raise UsageError(f"[{at}] unknown option {key!r}{did_you_mean(name, TABLE)}")
             if (where := TABLE[name].where) in refused:
                 raise UsageError(f"[{at}] option {name} {where}")
-            many = one if isinstance(one, list) and TABLE[name].many else [one]
-            table[name] = [self._located_value(name, each, f"[{at}]") for each in many]
-        return self._section(table, at)
+            if TABLE[name].kind is OCTAL and not isinstance(one, str):
+                raise UsageError(f"[{at}] option {name}: expected text, in quotes")
+            table[name] = [self._path(name, each) for each in one] if isinstance(one, list) else self._path(name, one)
+        return self._given(table, at)
 
-    def _located_value(self, name: str, value: Any, at: str) -> Any:
-        """Return a value with paths of files made absolute."""
-        opt = TABLE[name]
-        if isinstance(value, list):
-            raise UsageError(f"{at} option {name}: expected one value, not a list")
-        if opt.kind is OCTAL and not isinstance(value, str):
-            raise UsageError(f"{at} option {name}: expected text, in quotes")
-        local = opt.metavar in ("DIR", "FILE") and not is_url(str(value))  # for a URL the parser raises the error
-        relative = opt.metavar in ("PLACE", "URL") and not _SCHEME.match(str(value))
+    def _path(self, name: str, value: Any) -> Any:
+        """Return a value of an option, with paths of files made absolute."""
+        metavar = TABLE[name].metavar
+        local = metavar in ("DIR", "FILE") and not is_url(str(value))  # for a URL the parser raises the error
+        relative = metavar in ("PLACE", "URL") and not _SCHEME.match(str(value))
         return self._located(value) if value and isinstance(value, str) and (local or relative) else value
 
     def _located(self, path: str) -> str:
         """Return an absolute path; expand "~"."""
-        return os.path.join(self.here, os.path.expanduser(path)) if "\0" not in path else path
+        return os.path.join(self._here(), os.path.expanduser(path)) if "\0" not in path else path
 
-    def _storage(self, tables: Any, section: str) -> list[Section]:
-        """Return the options of protocols, hosts and buckets: a table for each."""
-        found = []
+    def _here(self) -> str:
+        return os.path.dirname(os.path.abspath(self.path))
+
+    def _add_storage(self, given: Given, tables: Any, section: str) -> None:
+        """Add the options of protocols, hosts and buckets: a table for each."""
         for place, table in _table(tables, section).items():
             at = f"{section}.{_quoted(place)}"
             if not place_name(place):
                 raise UsageError(f'[{at}]: expected a protocol, as in [storage.s3], or [storage."PROTOCOL://HOST"]')
-            located = {name: absolute(place, name, value, self.here) for name, value in _table(table, at).items()}
-            found.append(self._section({"storage_options": {place: located}}, at))
-        return found
+            located = {name: absolute(place, name, one, self._here()) for name, one in _table(table, at).items()}
+            given.update(self._given({"storage_options": {place: located}}, at))
 
-    def _section(self, table: Mapping[str, Any], at: str) -> Section:
-        """Return a section after checking its options."""
+    def _given(self, table: Mapping[str, Any], at: str) -> Given:
+        """Parse a section."""
         given = Given()
         try:
-            items = as_items(table)
-            given.add(items)
+            given.add(as_items(table), f"{self.path} [{at}]")
         except UsageError as exc:
             raise UsageError(f"[{at}] {exc}") from None
         found = [name for table in given.storage.values() for name, value in table.items() if is_secret(name, value)]
@@ -161,7 +144,7 @@ class _Reader(NamedTuple):
             found += [name for text in texts if without_secrets(text) != text]
         if found and self.public:
             raise _secret(f"[{at}] {found[0]}")
-        return Section(items, f"[{at}]")
+        return given
 
 
 def _secret(what: str) -> UsageError:

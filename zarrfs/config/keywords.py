@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import numbers
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zarrfs.config.options import TABLE, Given
-from zarrfs.config.redaction import is_secret
-from zarrfs.config.storage import is_converted, is_option
 from zarrfs.config.values import FLAG, OCTAL, SIZE
 from zarrfs.errors import UsageError
 
@@ -20,26 +18,30 @@ def as_items(given: Mapping[str, Any]) -> list[str]:
 
     Text is written as on the command line ("64MiB", "30s"). Numbers are bytes, seconds or counts, permission bits are
     integers as for os.chmod(), repeatable options take lists, storage_options takes {"s3": {"anon": True}}, and
-    s3={"anon": True} is the same. Raise UsageError for a storage option that JSON cannot express; everything else is
-    checked by options.parse().
+    s3={"anon": True} is the same. Raise UsageError for a value that has no text; everything else is checked by
+    options.parse().
     """
-    storage = given.get("storage_options") or {}
-    if not isinstance(storage, Mapping) or not all(isinstance(one, Mapping) for one in storage.values()):
-        raise UsageError('option storage_options: expected {"s3": {"anon": True}}')
-    items = [_storage(f"{place}.{key}", one) for place, table in storage.items() for key, one in table.items()]
+    items: list[str] = []
     for name, value in given.items():
         if name == "storage_options":
-            continue
-        if name not in TABLE and isinstance(value, Mapping):  # s3={"anon": True}
-            items += [_storage(f"{name}.{key}", one) for key, one in value.items()]
+            value = value or {}
+            if not isinstance(value, Mapping) or not all(isinstance(one, Mapping) for one in value.values()):
+                raise UsageError('option storage_options: expected {"s3": {"anon": True}}')
+            items += [item for place, table in value.items() for item in _storage(place, table)]
+        elif name not in TABLE and isinstance(value, Mapping):  # s3={"anon": True}
+            items += _storage(name, value)
         elif name not in TABLE and "." in name:  # s3.anon, s3://bucket.anon
-            items.append(_storage(name, value))
+            place, _, key = name.rpartition(".")
+            items += _storage(place, {key: value})
         elif name not in TABLE and isinstance(value, bool):  # an option of mount(8)
             Given().add([name])
             items += [name] * value
+        elif isinstance(value, list | tuple):
+            if name in TABLE and not TABLE[name].many:
+                raise UsageError(f"option {name}: expected one value, not a list")
+            items += [f"{name}={_text(name, one)}" for one in value] or [f"{name}=[]"]
         elif value is not None:
-            values = value if isinstance(value, list | tuple) else (value,)
-            items += [f"{name}={_text(name, one)}" for one in values] or [f"{name}=[]"]
+            items.append(f"{name}={_text(name, value)}")
     return items
 
 
@@ -58,14 +60,11 @@ def _text(name: str, value: Any) -> str:
     return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
 
 
-def _storage(name: str, value: Any) -> str:
-    """Return the item of a storage option. Values keep their type, except numbers where clients need text."""
-    place, _, key = name.rpartition(".")
-    if type(value) in (int, float) and (is_option(place, key) or is_secret(key, str(value))):
-        value = str(value)
-    if isinstance(value, str) and not (value in ("true", "false", "null") and not is_converted(name)):
-        return f"{name}={value}"
-    try:
-        return f"{name}:={json.dumps(value)}"
-    except (TypeError, ValueError, RecursionError):
-        raise UsageError(f"option {name}: expected values that JSON has: text, numbers, lists, objects") from None
+def _storage(place: str, table: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the items of storage options. Values other than text are written as JSON."""
+    for name, value in table.items():
+        try:
+            yield f"{place}.{name}={value if isinstance(value, str) else json.dumps(value)}"
+        except (TypeError, ValueError, RecursionError):
+            rule = "expected values that JSON has: text, numbers, lists, objects"
+            raise UsageError(f"option {place}.{name}: {rule}") from None

@@ -324,10 +324,7 @@ def parse(items: Iterable[str], sloppy: bool = False, defaults: Mapping[str, Any
 
 
 class Given:
-    """The options of several origins: command line, variables, sections of files. Of an option the last origin wins.
-
-    `defaults` are parsed values of fields.
-    """
+    """The options of one origin, or of several: of an option the last origin wins. `defaults` are of fields."""
 
     def __init__(self, defaults: Mapping[str, Any] | None = None) -> None:
         self.values: dict[str, Any] = dict(defaults or {})
@@ -340,10 +337,9 @@ class Given:
     def add(self, items: Iterable[str], origin: str = "", sloppy: bool = False) -> None:
         """Parse items such as "ro", "blobs=/srv/blobs" or "s3.anon=true"; later ones win.
 
-        "-" and "_" are the same in names. The value of "sftp.n:=3" is JSON, as Python's keywords and TOML give it. An
-        item without "=" that is not an option continues the list before it, because "allow=file,private" has been
-        split at its comma. Raise UsageError for a bad value, and, unless `sloppy`, for an unknown name; the message
-        suggests a similar one.
+        "-" and "_" are the same in names. An item without "=" that is not an option continues the list before it,
+        because "allow=file,private" has been split at its comma. Raise UsageError for a bad value, and, unless
+        `sloppy`, for an unknown name; the message suggests a similar one.
         """
         lists: dict[str, str] = {}  # of this origin: the texts of repeatable options
         before, secret = "", False  # the last item with a value: its name, and whether that is a secret
@@ -359,7 +355,7 @@ class Given:
                 if name in TABLE or not sloppy:
                     raise
             if equals:
-                place = _PLACE.fullmatch(name.removesuffix(":"))
+                place = _PLACE.fullmatch(name)
                 before, secret = name, is_secret(place[2] if place else "", value)
 
     def _add(
@@ -374,8 +370,8 @@ class Given:
             self._kernel.append(name)
         elif name in IGNORED or name[:2].lower() in ("x_", "x-"):
             pass
-        elif (place := _PLACE.fullmatch(name.removesuffix(":"))) and (value is not None or is_known(place[1])):
-            parsed = True if value is None else storage_value(place[2], value, name.endswith(":"))
+        elif (place := _PLACE.fullmatch(name)) and (value is not None or is_known(place[1])):
+            parsed = True if value is None else storage_value(place[2], value)
             check_storage(place[1], {place[2]: parsed})
             at = canonical(place[1])
             self.storage.setdefault(at, {})[place[2]] = parsed
@@ -418,6 +414,15 @@ class Given:
                 parsed, shown = (*self.values[name], *parsed), f"{lists[name]},{shown}"
             lists[name] = shown
         self.values[name], self.text[name] = parsed, f"{name}={shown} ({origin})"
+
+    def update(self, stronger: Given) -> None:
+        """Add the options of a stronger origin."""
+        self.values |= stronger.values
+        self.text |= stronger.text
+        for place, options in stronger.storage.items():
+            self.storage[place] = self.storage.get(place, {}) | options
+        self._kernel += stronger._kernel
+        self._writable |= stronger._writable
 
     def parsed(self) -> Parsed:
         """Return the outcome; storage options of the form "@/path" are read from that file.

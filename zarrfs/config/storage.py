@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 
+from zarrfs.config.redaction import is_secret
 from zarrfs.config.urls import names
 from zarrfs.config.values import did_you_mean, flag
 from zarrfs.errors import UsageError
@@ -65,20 +66,16 @@ _FLAGS = frozenset(
 )  # fmt: skip
 
 
-def is_converted(name: str) -> bool:
-    """Return whether the text of a storage option (PROTOCOL.NAME) is converted to a number or a flag."""
-    return name.rpartition(".")[2] in _FLAGS | _NUMBERS
-
-
-def storage_value(name: str, text: str, is_json: bool = False) -> object:
+def storage_value(name: str, text: str) -> object:
     """Return the value of a storage option: text, unless it is true, false or null, or begins with "{" or "[".
 
-    Options that are always numbers or flags get one.
+    Options that are always numbers or flags get one. A credential, such as the password "true", stays text.
     """
     if name in _FLAGS:
         with contextlib.suppress(ValueError):
             return flag(text)
-    if not (is_json or text[:1] in ("{", "[") or text in ("true", "false", "null") or name in _NUMBERS):
+    word = text in ("true", "false", "null") and not is_secret(name, text)
+    if not (word or text[:1] in ("{", "[") or name in _NUMBERS):
         return text
     try:
         return json.loads(text)
@@ -100,15 +97,10 @@ def is_known(place: str) -> bool:
     return protocol in KNOWN or protocol in _installed()
 
 
-def is_option(place: str, name: str) -> bool:
-    """Return whether `name` is an option of the protocol of `place`, PROTOCOL or PROTOCOL://HOST."""
-    return name in _FSSPEC or name in NAMES.get(names(place.partition("://")[0])[0], ())
-
-
 def unknown_option(place: str, name: str) -> str:
     """Return the error for a storage option that no client takes; "" for others, and if the protocol has no table."""
     known = NAMES.get(names(place.partition("://")[0])[0])
-    if known is None or is_option(place, name):
+    if known is None or name in known or name in _FSSPEC:
         return ""
     hint = did_you_mean(name, known) or f": there are {', '.join(known)}"
     return f"option {place}.{name}: unknown{hint}"
@@ -130,8 +122,9 @@ def check_storage(place: str, options: Mapping[str, object]) -> None:
             raise UsageError(wrong)
         if name == "anon" and value not in (None, True, False):
             raise UsageError(f"option {place}.{name}: expected true or false")
-    for name in _OBJECTS.get(family, ()):
-        _check_object(f"option {place}.{name}", options.get(name))
+        is_object = value is None or isinstance(value, Mapping) or str(value).startswith("@/")
+        if name in _OBJECTS.get(family, ()) and not is_object:
+            raise UsageError(f'option {place}.{name}: expected names and values in JSON: {{"NAME": "VALUE"}}')
 
 
 def absolute(place: str, name: str, value: object, directory: str = "") -> object:
@@ -147,11 +140,6 @@ def absolute(place: str, name: str, value: object, directory: str = "") -> objec
         return value
     path = os.path.abspath(os.path.join(directory, os.path.expanduser(value)))
     return value if name == "token" and (value in _GCS_TOKENS or not os.path.isfile(path)) else path
-
-
-def _check_object(where: str, value: object) -> None:
-    if value is not None and not isinstance(value, Mapping) and not str(value).startswith("@/"):
-        raise UsageError(f'{where}: expected names and values in JSON: {{"NAME": "VALUE"}}')
 
 
 def _installed() -> Iterator[str]:

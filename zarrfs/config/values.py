@@ -108,7 +108,7 @@ def flag(text: str) -> bool:
         raise ValueError("true or false") from None
 
 
-def did_you_mean(word: str, choices: Iterable[str], cutoff: float = 0.6) -> str:
+def did_you_mean(word: str, choices: Iterable[str], cutoff: float = 0.76) -> str:
     """Return " (did you mean WORD?)" with the nearest of `choices`; "" if none reaches difflib's ratio `cutoff`."""
     close = difflib.get_close_matches(word, list(choices), 1, cutoff)
     return f" (did you mean {close[0]}?)" if close else ""
@@ -233,7 +233,7 @@ ALLOWED = ("all", "credentials", "file", "private")  # words of allow=, beside n
 def allowed(value: str) -> tuple[str, ...]:
     """Parse the words of allow=, separated by commas."""
     words = tuple(value.split(","))
-    hints = [did_you_mean(word, ALLOWED, 0.8) for word in words if word not in ALLOWED]
+    hints = [did_you_mean(word, ALLOWED) for word in words if word not in ALLOWED]
     if any(hints) or not all(re.fullmatch(r"[a-z][a-z0-9+_]*", word) for word in words):
         raise ValueError(f"{', '.join(ALLOWED)}, or a protocol{next(filter(None, hints), '')}")
     return words
