@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import trio
 
-from zarrfs.archives.blobrefs import canonical, hash_of
+from zarrfs.archives.blobrefs import canonical, hash_of, wrong_length
 from zarrfs.archives.source_kinds import FLUX
 from zarrfs.cache.memory import BlockCache, arrived
 from zarrfs.concurrency.lru import LRU
@@ -88,7 +88,6 @@ class BlobReader(TargetReader):
         self._threads = trio.CapacityLimiter(_THREADS)
         self._files: RemoteFiles | None = None
         self._flux: FluxBlobs | None = None
-        self._requests = trio.CapacityLimiter(options.host_requests)
         self._warned: LRU[str, bool] = LRU(_WARNINGS)
 
     def _place(self, source: str) -> _Place:
@@ -220,8 +219,6 @@ class BlobReader(TargetReader):
         if self._disk is not None and (kept := await self._in_thread(self._kept, blobref, size)) is not None:
             return kept
         data, where = await load(blobref, size), blob_url(shown, blobref)
-        if len(data) != size:
-            raise wrong_length(where, len(data), size)
         if self._disk is None and size <= _HASHED_HERE:
             return _verified(where, blobref, data)
         return await self._in_thread(self._keep, where, blobref, data)
@@ -250,8 +247,7 @@ class BlobReader(TargetReader):
             from zarrfs.archives.flux_blobs import FluxBlobs
 
             self._flux = FluxBlobs()
-        async with self._requests:
-            return await self._flux.load(blobref, size, self._options.request_timeout)
+        return await self._flux.load(blobref, size, self._options.request_timeout)
 
     async def _from_url(self, place: str, blobref: str, size: int) -> Buffer:
         """Fetch a blob in parts that are not cached, because its hash may be found wrong."""
@@ -278,11 +274,6 @@ class BlobReader(TargetReader):
             return data
         reason = f"not read within {self._options.read_timeout:g} s (-o read_timeout=)"
         raise ReadError(shown, "; ".join([reason, *ranges.reasons()]))
-
-
-def wrong_length(shown: str, size: int, declared: int) -> OutOfRange:
-    """Return the error about a blob of another length than the archive declares."""
-    return OutOfRange(shown, f"a blob of {size} bytes, where the archive says {declared}")
 
 
 def _verified(where: str, blobref: str, data: Buffer) -> Buffer:

@@ -9,6 +9,8 @@ import hashlib
 import re
 from typing import TYPE_CHECKING
 
+from zarrfs.errors import OutOfRange
+
 if TYPE_CHECKING:
     from zarrfs.system.buffers import Buffer
 
@@ -37,3 +39,8 @@ def hash_of(data: Buffer, blobref: str) -> str:
 def sized(blobref: str, length: int) -> str:
     """Return the URL of a blob that must be `length` bytes long. Indexes store such URLs; BlobReader reads them."""
     return f"{blobref}:{length}"
+
+
+def wrong_length(shown: str, size: int, declared: int) -> OutOfRange:
+    """Return the error about a blob of another length than the archive declares."""
+    return OutOfRange(shown, f"a blob of {size} bytes, where the archive says {declared}")

@@ -1,138 +1,180 @@
-"""Loader of blobs from the running Flux instance, by `flux content load`.
+"""Loader of blobs from the running Flux instance, by a helper process in Flux's interpreter (flux_helper.py).
 
-One command loads several blobs and concatenates them; the declared lengths split its output. A command takes the
-blobs that were requested while others ran, so that many small blobs need few processes.
-Sources: flux-content(1), RFC 10.
+zarrfs has a Python environment of its own, which cannot import Flux's binding, and `flux content load` starts a
+process for each read. The helper has one connection to the broker and many requests in flight. It is started for the
+first blob, and again after it has ended. Sources: RFC 10, flux_helper.py.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import signal
+import struct
 from collections import deque
-from dataclasses import dataclass, field
+from pathlib import Path
 
 import trio
+from trio.lowlevel import FdStream
 
+from zarrfs.archives.blobrefs import wrong_length
 from zarrfs.concurrency.tasks import in_background
 from zarrfs.errors import ReadError, TargetMissing, reason_of
 from zarrfs.system.buffers import Buffer
 
-_COMMANDS = 4  # at the same time
-_BATCH, _BATCH_BYTES = 64, 4 << 20  # blobs, and bytes, that a command loads; one blob may be larger
-_MESSAGE_MAX = 300  # characters quoted of a command's message
-_MISSING = "error loading blob: No such file or directory"
-
-
-@dataclass(slots=True)
-class _Request:
-    blobref: str
-    size: int
-    timeout: float
-    done: trio.Event = field(default_factory=trio.Event)
-    result: Buffer | ReadError | None = None  # when `done` is set
-
-    def fail(self, why: str) -> None:
-        self.result = ReadError(f"flux:{self.blobref}", why)
-        self.done.set()
+_HELPER = str(Path(__file__).with_name("flux_helper.py"))
+_ANSWER = struct.Struct("!II")
+_IN_FLIGHT = 64  # requests, whose lines fit in a pipe, so that writing them does not block
+_READ = 1 << 20  # bytes of one read
+_MESSAGE_MAX = 300  # characters quoted of a message of the helper
 
 
 class FluxBlobs:
     """The blobs of the running instance. All methods run on one trio loop."""
 
     def __init__(self) -> None:
-        self._waiting: deque[_Request] = deque()
-        self._running: set[trio.CancelScope] = set()
+        self._limit = trio.CapacityLimiter(_IN_FLIGHT)
+        self._starting = trio.Lock()
+        self._helper: _Helper | None = None
 
     async def load(self, blobref: str, size: int, timeout: float) -> Buffer:
-        """Load a blob of `size` bytes; its length and hash are not verified. Raise TargetMissing or ReadError.
+        """Load a blob of `size` bytes; its hash is not verified. Raise TargetMissing, OutOfRange or ReadError.
 
-        A command is killed after `timeout` seconds.
+        The helper is killed if nothing arrives from it for `timeout` seconds.
         """
-        request = _Request(blobref, size, timeout)
-        self._waiting.append(request)
-        if len(self._running) < _COMMANDS:
-            scope = trio.CancelScope()
-            self._running.add(scope)
-            in_background(self._run, scope)
-        await request.done.wait()
-        assert request.result is not None
-        if isinstance(request.result, ReadError):
-            raise request.result
-        return request.result
+        where = f"flux:{blobref}"
+        async with self._limit:
+            try:
+                async with self._starting:
+                    if self._helper is None or self._helper.ended:
+                        self._helper = await _Helper.start()
+                code, data = await self._helper.load(blobref, size, timeout)
+            except OSError as exc:
+                raise ReadError(where, f"flux python: cannot run flux: {reason_of(exc)}") from None
+            except _Ended as exc:
+                raise ReadError(where, f"flux: {exc}") from None
+        if code == errno.ENOENT:
+            raise TargetMissing(where, "no such blob")
+        if code:
+            raise ReadError(where, f"content.load: {bytes(data).decode(errors='replace')[:_MESSAGE_MAX]}")
+        if isinstance(data, int):
+            raise wrong_length(where, data, size)
+        return data
 
     async def aclose(self) -> None:
-        """Kill the commands that run. Loads fail."""
-        for scope in self._running:
-            scope.cancel()
-        while self._waiting:
-            self._waiting.popleft().fail("the reader is closed")
+        """Kill the helper. Loads fail."""
+        if self._helper is not None:
+            self._helper.kill("the reader is closed")
 
-    async def _run(self, scope: trio.CancelScope) -> None:
-        """Load the blobs that are waiting, until there are none."""
-        try:
-            with scope:
-                while self._waiting:
-                    await self._load_next()
-        finally:
-            self._running.remove(scope)
 
-    async def _load_next(self) -> None:
-        batch = [self._waiting.popleft()]
-        room, timeout = _BATCH_BYTES - batch[0].size, batch[0].timeout
-        while self._waiting and len(batch) < _BATCH and (room := room - self._waiting[0].size) >= 0:
-            batch.append(self._waiting.popleft())
-        why = "the reader is closed"
+class _Ended(Exception):
+    """The end of the helper, with the reason."""
+
+
+class _Request:
+    __slots__ = ("answer", "done", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size, self.done = size, trio.Event()
+        self.answer: tuple[int, Buffer | int] | None = None  # (errno, the blob, its length if that differs, or why)
+
+
+class _Helper:
+    """A running helper, with a task that receives its answers, which come in the order of the requests."""
+
+    def __init__(self, process: trio.Process, messages: int) -> None:
+        assert isinstance(process.stdin, FdStream)
+        assert isinstance(process.stdout, FdStream)
+        self._process, self._messages = process, messages
+        self._input, self._output = process.stdin, process.stdout
+        self._requests: deque[_Request] = deque()  # without an answer
+        self._received = bytearray()
+        self._reads = 0
+        self.ended = ""  # the reason, once it has ended
+
+    @classmethod
+    async def start(cls) -> _Helper:
+        """Start a helper. Raise OSError."""
+        messages = os.memfd_create("flux")  # not a pipe, because nobody reads it before the end
         try:
-            with trio.fail_after(timeout):
-                await _load(batch)
-        except trio.TooSlowError:
-            why = f"flux content load: no answer within {timeout:g} s"
-        finally:
-            for request in batch:
-                if request.result is None:
-                    request.fail(why)
+            process = await trio.lowlevel.open_process(
+                ["flux", "python", _HELPER], stdin=-1, stdout=-1, stderr=messages, start_new_session=True,
+                env=os.environ | {"LC_ALL": "C"},
+            )  # fmt: skip
+        except BaseException:
+            os.close(messages)
+            raise
+        found = cls(process, messages)
+        with contextlib.suppress(OSError):  # beyond the user's limit
+            fcntl.fcntl(found._output.fileno(), fcntl.F_SETPIPE_SZ, _READ)
+        in_background(found._receive)
+        return found
+
+    async def load(self, blobref: str, size: int, timeout: float) -> tuple[int, Buffer | int]:
+        """Return (errno, the blob, its length if that is not `size`, or the reason of a failure). Raise _Ended."""
+        if self.ended:
+            raise _Ended(self.ended)
+        request = _Request(size)
+        self._requests.append(request)
+        try:
+            os.write(self._input.fileno(), f"{blobref.partition('-')[2]} {size}\n".encode())
+        except BlockingIOError:  # after many loads that were cancelled
+            self.kill("the helper does not answer")
+        except OSError:
+            pass  # _receive() finds out why the helper has ended
+        while not request.done.is_set():
+            before = self._reads
+            with trio.move_on_after(timeout):
+                await request.done.wait()
+                break
+            if self._reads == before:
+                self.kill(f"no answer within {timeout:g} s")
+                break
+        if request.answer is None:
+            raise _Ended(self.ended)
+        return request.answer
+
+    def kill(self, why: str) -> None:
+        """Kill the helper with the processes of its group, because `flux` may be a script. Loads fail."""
+        self.ended = self.ended or why
+        with contextlib.suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def _receive(self) -> None:
+        try:
+            while True:
+                code, length = _ANSWER.unpack(await self._next(_ANSWER.size))
+                request, answer = self._requests[0], length
+                if code or length == request.size:
+                    answer = await self._next(length)
+                self._requests.popleft()
+                request.answer = code, answer
                 request.done.set()
+        except (EOFError, trio.ClosedResourceError, trio.BrokenResourceError):
+            with trio.move_on_after(1):
+                await self._process.wait()
+            message = os.pread(self._messages, 1 << 16, 0).decode(errors="replace")
+            self.kill(" ".join(message.split())[-_MESSAGE_MAX:] or "the helper ended")
+        finally:
+            self.kill("interrupted")
+            os.close(self._messages)
+            for request in self._requests:
+                request.done.set()
+            with trio.CancelScope(shield=True):
+                await self._process.wait()
+                await self._input.aclose()
+                await self._output.aclose()
 
-
-async def _load(batch: list[_Request]) -> None:
-    """Set the results of `batch`."""
-    data: Buffer | ReadError
-    try:
-        data = await _output([request.blobref for request in batch])
-    except ReadError as exc:
-        data = exc
-    if len(batch) == 1:
-        batch[0].result = data
-    elif not isinstance(data, ReadError) and len(data) == sum(request.size for request in batch):
-        view = memoryview(data)
-        for request in batch:
-            request.result, view = bytes(view[: request.size]), view[request.size :]
-    else:  # a blob is missing, or has another length
-        for request in batch:
-            await _load([request])
-
-
-async def _output(blobrefs: list[str]) -> bytes:
-    """Return the output of `flux content load BLOBREF...`. Raise TargetMissing or ReadError."""
-    where = f"flux:{blobrefs[0]}"
-    try:
-        done = await trio.run_process(
-            ["flux", "content", "load", *blobrefs], capture_stdout=True, capture_stderr=True, check=False,
-            start_new_session=True, env=os.environ | {"LC_ALL": "C"}, deliver_cancel=_kill,
-        )  # fmt: skip
-    except OSError as exc:
-        raise ReadError(where, f"flux content load: cannot run flux: {reason_of(exc)}") from None
-    if done.returncode:
-        said = " ".join(done.stderr.decode(errors="replace").split())[-_MESSAGE_MAX:]
-        if said.endswith(_MISSING):
-            raise TargetMissing(where, "no such blob")
-        raise ReadError(where, f"flux content load: {said or f'status {done.returncode}'}")
-    return done.stdout
-
-
-async def _kill(process: trio.Process) -> None:
-    """Kill a command with the children of its group, because `flux` may be a script that runs others."""
-    with contextlib.suppress(OSError):
-        os.killpg(process.pid, signal.SIGKILL)
+    async def _next(self, count: int) -> bytes:
+        while len(self._received) < count:
+            data = await self._output.receive_some(_READ)
+            if not data:
+                raise EOFError
+            self._reads += 1
+            self._received += data
+        with memoryview(self._received) as view:
+            found = bytes(view[:count])
+        del self._received[:count]
+        return found
