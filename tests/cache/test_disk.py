@@ -245,14 +245,15 @@ def test_threads_share_one_cache(tmp_path: Path) -> None:
 def test_a_lease_that_was_removed_loses_its_block_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """On NFS, an open file that is removed keeps a name (.nfs...), as one with another hard link does here."""
     cache, slow = DiskCache(str(tmp_path), SIZE), DiskCache(str(tmp_path), SIZE)
-    assert slow.take(T, 0)
-    assert cache.take(T, 0) is False
+    assert slow.take(T, 0, 60.0)
+    assert cache.take(T, 0, 60.0) is False
     [lease] = blocks(tmp_path)
     os.link(lease, tmp_path / ".nfs")
-    cache.break_lease(T, 0)
+    assert cache.take(T, 0, -1.0)
+    cache.release(T, 0)
     write(slow, 0, 100_000)
     assert not found(cache, 0, 100_000)
-    assert cache.take(T, 0)
+    assert cache.take(T, 0, 60.0)
     write(slow, 200_000, 300_000)
     assert found(cache, 200_000, 300_000)
     write(cache, 0, 100_000)
@@ -266,10 +267,10 @@ def test_leases_leave_descriptors_for_connections(tmp_path: Path, caplog: pytest
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
     try:
         cache = DiskCache(str(tmp_path), SIZE)
-        taken = [cache.take(T, start) for start in range(300)]
+        taken = [cache.take(T, start, 60.0) for start in range(300)]
         os.close(os.open(tmp_path, os.O_RDONLY))
         cache.release(T, 0)
-        again = cache.take(T, 0)
+        again = cache.take(T, 0, 60.0)
         cache.close()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -480,7 +481,7 @@ def test_without_free_inodes_older_blocks_are_evicted(tmp_path: Path) -> None:
     with tmpfs(tmp_path / "small", f"size={16 * MIB},nr_inodes=8") as place:
         cache = DiskCache(str(place / "c"), 1 << 30)
         for number in range(20):
-            cache.take(T, number * MIB)
+            cache.take(T, number * MIB, 60.0)
             write(cache, number * MIB, number * MIB + 70_000)
             cache.release(T, number * MIB)
             assert found(cache, number * MIB, number * MIB + 70_000)
@@ -510,7 +511,7 @@ def test_a_disk_that_becomes_read_only(tmp_path: Path, caplog: pytest.LogCapture
             os.utime(path, (1e9, 1e9))
         subprocess.run(["mount", "-o", "remount,ro", place], check=True)
         cache = DiskCache(str(place / "c"), 1 << 30)
-        assert cache.take(T, 0) is None
+        assert cache.take(T, 0, 60.0) is None
         write(cache, 1000, 2000)
         cache.record(T, TWO, time.time())
         assert found(cache, 0, 1000)

@@ -186,13 +186,14 @@ def test_daemons_killed_while_they_write_blocks_leave_whole_blocks(nginx: Nginx,
     assert usage(blocks) <= bound
 
 
-def test_leases_that_a_killed_daemon_left_long_ago_delay_nobody(nginx: Nginx, tmp_path: Path) -> None:
+@pytest.mark.parametrize("age", [4.0, -3600.0], ids=["before a restart", "before a clock was set back"])
+def test_leases_of_a_killed_daemon_delay_its_successor_once(age: float, nginx: Nginx, tmp_path: Path) -> None:
     options = f"cache_dir={tmp_path}/blocks,prefetch=0B"
     values, source = cached(nginx, tmp_path, 2 << 20, 100_000, options)
-    for path in [path for path in (tmp_path / "blocks").rglob("*") if path.is_file()]:
-        path.rename(f"{path}.lease")
-        os.utime(f"{path}.lease", (1e9, 1e9))
     with mounted(source, tmp_path / "mnt", options) as root:
+        for path in [path for path in (tmp_path / "blocks").rglob("*") if path.is_file()]:
+            path.rename(f"{path}.lease")
+            os.utime(f"{path}.lease", (time.time() - age,) * 2)
         began = time.monotonic()
         assert read_all(root, whole(values), 1).right == len(values)
         # a live holder would be waited for at least 5 s each time

@@ -100,9 +100,9 @@ class Blocks:
         found = self.cache.peek(key)
         if found is not None:
             return found
-        if self._disk is not None and 2 * taken > wanted.stop - wanted.start and not self.cache.has(key):
+        if 2 * taken > wanted.stop - wanted.start and not self.cache.has(key) and (disk := self._disk_for(wanted)):
             # not kept in memory: the page cache has it, and fresh memory is slow
-            found = await self._disk.find_now(wanted)
+            found = await disk.find_now(wanted)
             if found is not None:
                 return found
         # as move_on_after(), at a third of its cost; the lines after the block run only if the time is over
@@ -128,7 +128,8 @@ class Blocks:
         None if the block may be on disk, or if the response does not contain the attributes: the caller must request
         them. Raise ReadError.
         """
-        if self._disk is not None and await self._disk.knows(wanted):
+        disk = self._disk_for(wanted)
+        if disk is not None and await disk.knows(wanted):
             return None
         async with self._on_disk(wanted) as (block, _):
             found = await self._first(wanted) if block is None else None
@@ -138,9 +139,8 @@ class Blocks:
             entry = Entry("", False, found.total, found.mtime_ns, found.tag, found.html, strong)
             wanted, version = wanted._replace(stop=min(wanted.stop, found.total), expected=entry), version_of(entry)
             self.cache.put_ahead(wanted.key, found.data)
-            kept = found.tag is not None and len(found.data) > _TINY
-            if self._disk is not None and version is not None and kept:
-                self._disk.write(wanted, found.data, version)
+            if disk is not None and version is not None and found.tag is not None and len(found.data) > _TINY:
+                disk.write(wanted, found.data, version)
             return entry
 
     async def begin(self, wanted: BlockRequest) -> int | None:
@@ -148,7 +148,8 @@ class Blocks:
 
         Raise ReadError.
         """
-        version = None if self._disk is None else await self._disk.version(wanted)
+        disk = self._disk_for(wanted)
+        version = None if disk is None else await disk.version(wanted)
         if version is not None:
             self._pins.note_size(wanted, version.size)  # the server may have a longer version by now
             return version.size
@@ -250,14 +251,17 @@ class Blocks:
                 self.fetch_ahead(stream, target, _UNIT)
             return await self._from_server(wanted, ahead)
 
+    def _disk_for(self, wanted: BlockRequest) -> DiskBlocks | None:
+        """Return the cache on disk; None if bytes come without a version: old ones could not be recognised there."""
+        return None if self._disk is None or self._pins.has_no_version(wanted) else self._disk
+
     def _on_disk(
         self, wanted: BlockRequest, units: Sequence[BlockRequest] = (), batched: bool = False, whole: bool = True
     ) -> contextlib.AbstractAsyncContextManager[tuple[Block | None, list[Block]]]:
         """Do what DiskBlocks.find() does; without a disk, nothing is found."""
         nothing: tuple[Block | None, list[Block]] = None, []
-        return (
-            contextlib.nullcontext(nothing) if self._disk is None else self._disk.find(wanted, units, batched, whole)
-        )
+        disk = self._disk_for(wanted)
+        return contextlib.nullcontext(nothing) if disk is None else disk.find(wanted, units, batched, whole)
 
     @staticmethod
     def _units(wanted: BlockRequest, size: int) -> list[BlockRequest]:

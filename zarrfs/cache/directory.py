@@ -123,13 +123,23 @@ class CacheDirectory:
 
     # -- leases
 
-    def create_lease(self, name: str) -> Handle:
-        """Create the lease on a block, for write(). Raise FileExistsError if there is one."""
-        return Handle(self._create(self._root(make=True), name + _LEASE))
+    def create_lease(self, name: str, patience: float) -> Handle | None:
+        """Create the lease on a block, for write(); None if another process holds it.
 
-    def stat_lease(self, name: str) -> os.stat_result:
-        """Return lstat(2) of the lease on a block."""
-        return os.stat(name + _LEASE, dir_fd=self._root(), follow_symlinks=False)
+        A lease that is older than `patience` seconds is replaced. The clock is that of the file system: those of nodes
+        differ.
+        """
+        root, lease = self._root(make=True), name + _LEASE
+        for _ in range(2):
+            with contextlib.suppress(FileExistsError):
+                return Handle(self._create(root, lease))
+            with contextlib.suppress(FileNotFoundError):  # it has just ended
+                os.utime(root)
+                age = os.fstat(root).st_mtime - os.stat(lease, dir_fd=root, follow_symlinks=False).st_mtime
+                if abs(age) <= patience:  # an older one may be from the future, if a clock was set back
+                    return None
+                self.remove(lease)
+        return None
 
     def remove_lease(self, name: str) -> None:
         """Remove the lease on a block, if there is one."""

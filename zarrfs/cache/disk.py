@@ -157,36 +157,27 @@ class DiskCache:
 
     # -- leases
 
-    def take(self, target: str, start: int) -> bool | None:
-        """Take the lease on a block; return False if another process holds it, None if none can be taken now."""
+    def take(self, target: str, start: int, patience: float) -> bool | None:
+        """Take the lease on a block; return False if another process holds it, None if none can be taken now.
+
+        The lease of another process ends after `patience` seconds.
+        """
         if time.monotonic() < self._resume or len(self._leases) >= self._leases_max:
             return None
         name = _name_of(target, start)
         try:
-            self._leases[name] = self._directory.create_lease(name)
-        except FileExistsError:
-            return False
+            lease = self._directory.create_lease(name, patience)
         except OSError as exc:
             if exc.errno not in FULL:  # then write() makes room
                 self._failed(exc)
             return None
-        return True
-
-    def holder(self, target: str, start: int) -> tuple[int, float] | None:
-        """Return the inode of the lease on a block, and when it was last written; None if there is no lease."""
-        try:
-            status = self._directory.stat_lease(_name_of(target, start))
-        except OSError:
-            return None
-        return status.st_ino, status.st_mtime
+        if lease is not None:
+            self._leases[name] = lease
+        return lease is not None
 
     def release(self, target: str, start: int) -> None:
         """Release a lease, if this process still holds it."""
         self._release(_name_of(target, start))
-
-    def break_lease(self, target: str, start: int) -> None:
-        """Remove the lease of a holder that is too slow."""
-        self._directory.remove_lease(_name_of(target, start))
 
     def _release(self, name: str) -> None:
         if self._leases.pop(name, None) is not None:

@@ -36,10 +36,9 @@ _SKEW = 300.0  # seconds by which the clocks of nodes may differ
 _READERS = 16  # threads that read blocks
 _CLOSING = 4.0  # seconds for writing queued blocks when the process ends; less than a daemon has for its end
 _FIRST_PAUSE, _LONGEST_PAUSE, _PAUSE = 0.005, 0.25, 0.3  # of a waiter: seconds, and a fraction of its wait so far
-# A lease holder is too slow after _SLOW times the usual duration of a request (_USUAL seconds before one is known),
-# and at least _SLOW_LEAST seconds; in any case after a quarter of read_timeout=.
+# A lease ends after _SLOW times the usual duration of a request (_USUAL seconds before one is known), and at least
+# _SLOW_LEAST seconds; in any case after a quarter of read_timeout=.
 _USUAL, _SLOW, _SLOW_LEAST = 1.5, 10, 5.0
-_ABANDONED = 600.0  # seconds: an older lease is that of a killed process, however the clocks of nodes differ
 
 
 class _Found(NamedTuple):
@@ -96,13 +95,13 @@ class DiskBlocks:
         return self._cache.piece(block, at, length)
 
     async def version(self, wanted: BlockRequest) -> TargetVersion | None:
-        """Return the version under which blocks of a target may be on the disk; None if there can be none.
+        """Return the version under which blocks of a target may be on the disk; None if there are none.
 
         It is the expected or pinned one, or that which the server last reported. If that was too long ago, ask the
         server. Raise TargetChanged.
         """
         version = self._pins.version(wanted)
-        if version is not None or self._pins.has_no_version(wanted):
+        if version is not None:
             return version
         known = await self._reported(wanted)
         if known is None or self._is_fresh(wanted, known.version, known.seen):
@@ -124,7 +123,7 @@ class DiskBlocks:
     async def find_now(self, wanted: BlockRequest) -> Block | None:
         """Return the block if the page cache has it; otherwise, or if it is too large, None."""
         size = wanted.stop - wanted.start
-        if size > LARGE or self._pins.has_no_version(wanted):
+        if size > LARGE:
             return None
         await self._pass_with(size)
         try:
@@ -142,27 +141,26 @@ class DiskBlocks:
         """Yield (the block, []), or (None, the `units` that contain it), or (None, []). Raise TargetChanged.
 
         In the last case the caller fetches the block, and holds the lease on it meanwhile. If another process has the
-        lease, wait for its block. If that takes too long, or no lease can be taken, go on without one.
+        lease, wait for its block, until its lease is too old. If no lease can be taken, go on without one.
 
         `batched`: return at the same time as other such calls, so that requests for neighbours begin together. Not
         `whole`: yield a BlockOnDisk if the block is large.
         """
-        if self._pins.has_no_version(wanted):
-            yield None, []
-            return
-        target, version = self._target(wanted), self._pins.version(wanted)
+        target, version, patience = self._target(wanted), self._pins.version(wanted), self._patience()
 
         def look() -> tuple[_Found | None, bool | None]:
             found, held = self._look(target, wanted, version, units, whole=whole), None
             if found is None and wanted.stop - wanted.start >= _LEASED:
-                held = self._cache.take(target, wanted.start)
+                held = self._cache.take(target, wanted.start, patience)
                 if held:  # the last holder may have written it meanwhile
                     found = self._look(target, wanted, version, units, whole=whole)
             return found, held
 
+        began = trio.current_time()
         found, held = await self._in_thread(look, batched)
-        if held is False:
-            found, held = await self._wait(target, wanted.start, look)
+        while held is False and (waited := trio.current_time() - began) < 2 * patience:
+            await trio.sleep(min(max(_FIRST_PAUSE, waited * _PAUSE), _LONGEST_PAUSE))
+            found, held = await self._in_thread(look)
         try:
             usable = found is not None and await self._may_use(wanted, found)
             yield (found.block, found.parts) if found is not None and usable else (None, [])
@@ -170,27 +168,8 @@ class DiskBlocks:
             if held:  # the block was not written
                 self._later(0, self._cache.release, target, wanted.start)
 
-    async def _wait(
-        self, target: str, start: int, look: Callable[[], tuple[_Found | None, bool | None]]
-    ) -> tuple[_Found | None, bool | None]:  # fmt: skip
-        """Repeat look() until it finds the block or takes the lease. Remove the lease of a holder that is too slow."""
-        began = since = trio.current_time()
-        holder, patience = None, self._patience()
-        while True:
-            await trio.sleep(min(max(_FIRST_PAUSE, (trio.current_time() - began) * _PAUSE), _LONGEST_PAUSE))
-            found, held = await self._in_thread(look)
-            now = trio.current_time()
-            if held is not False or now - began > 2 * patience:
-                return found, held
-            another = await self._in_thread(lambda: self._cache.holder(target, start))
-            if another != holder:
-                holder, since = another, now
-            abandoned = another is not None and time.time() - another[1] > _ABANDONED
-            if abandoned or now - since >= patience:  # it was killed, or is stopped
-                await self._in_thread(lambda: self._cache.break_lease(target, start))
-
     def _patience(self) -> float:
-        """Return the seconds after which a lease holder is too slow to wait for."""
+        """Return the seconds after which a lease ends."""
         usual = self._usual() or _USUAL
         return min(max(_SLOW * usual, _SLOW_LEAST), self.options.read_timeout / 4)
 
