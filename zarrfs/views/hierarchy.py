@@ -76,6 +76,8 @@ class NodeDocument(NamedTuple):
     name: str  # .zarray, zarr.json, ...: the format of its contents
     info: Info
     content: int = 0  # a hash, if the store has no times
+    by: NodeDocument | None = None  # the consolidated document, if it is `held` in that
+    held: JSON = None
 
 
 class Hierarchy:
@@ -90,8 +92,8 @@ class Hierarchy:
     def __init__(self, store: Store) -> None:
         self.store = store = with_links_followed(store)
         self._nodes: LRU[str, tuple[float, Node]] = LRU(_KNOWN)  # with the time of the next look
-        # when the document of an array was last looked at, and the node that it made; None: another array
-        self._checked: LRU[str, tuple[float, Node | None]] = LRU(_KNOWN)
+        # when the document of an array was last looked at, and what it was then; None: that of another array
+        self._checked: LRU[str, tuple[float, NodeDocument | None]] = LRU(_KNOWN)
         self._layouts: dict[str, int | None] = {}  # a hash of the first look at each array, which is never evicted
         self._remote = store.remote
         self._consolidated: dict[str, dict[str, JSON]] | None = None  # documents of a remote store, by path and name
@@ -211,75 +213,49 @@ class Hierarchy:
     async def check(self, key: str, node: Node) -> None:
         """Raise TargetChanged, about `key`, if an array is not that of the first look, apart from its attributes.
 
-        Its document is looked at once a second, and read again only if it is another version.
+        One reader looks at its document, once a second; the others go by its last look.
         """
-        if node.problem == _CHANGED:
-            raise TargetChanged(key, f"{node.path or '/'} {_CHANGED}")
-        if self.store.immutable or node.seen is None or node.problem:
+        if not (self.store.immutable or node.seen is None or node.problem):
+            checked, seen = self._checked.get(node.path, (-_FRESH, node.seen))
+            if (now := trio.current_time()) - checked >= _FRESH:
+                self._checked.put(node.path, (now, seen))
+                seen = self._checked.put(node.path, (now, await self._seen_now(node, seen)))[1]
+            if seen is not None:
+                return
+        elif node.problem != _CHANGED:
             return
-        checked, known = self._checked.get(node.path, (-_FRESH, node))
-        if trio.current_time() - checked >= _FRESH:
-            known = await self._checked_again(node, known)
-        if known is None:
-            raise TargetChanged(key, f"{node.path or '/'} {_CHANGED}")
+        raise TargetChanged(key, f"{node.path or '/'} {_CHANGED}")
 
-    async def _checked_again(self, node: Node, known: Node | None) -> Node | None:
-        """Return the node of the present document of an array, last seen as `known`; None if it is another array."""
-        began = trio.current_time()
-        if await self._is_current(known or node):
-            return self._checked.put(node.path, (began, known or node))[1]
-        async with self._lock:  # one reader reads the document again, for all that wait
-            checked, known = self._checked.get(node.path, (-_FRESH, node))
-            if checked < began:
-                found = await Hierarchy(self.store).node(node.path)
-                known = found if found is not None and _layout(found) == _layout(node) else None
-                self._checked.put(node.path, (trio.current_time(), known))
-            return known
-
-    async def _is_current(self, node: Node) -> bool:
-        """Return whether the document of an array is the version that `node` was made from, with its chunk names."""
-        seen = node.seen
-        assert seen is not None
-        try:
-            info = await self.store.info(seen.key)
-            if _version(info) != _version(seen.info):
-                return False
-            if seen.content and hash(bytes(await self.store.get(seen.key))) != seen.content:
-                return False
-            return node.final or await self._with_keys(node) == node
-        except (NotFound, NotDirectory, IsDirectory):
-            return False
+    async def _seen_now(self, node: Node, seen: NodeDocument | None) -> NodeDocument | None:
+        """Return the present document of an array, last seen as `seen`; None if it is that of another array."""
+        with suppress(NotFound, NotDirectory, IsDirectory):
+            if seen is not None and _version(await self.store.info(seen.key)) == _version(seen.info):
+                same = not seen.content or hash(bytes(await self.store.get(seen.key))) == seen.content
+                if same and (node.final or await self._with_keys(node) == node):
+                    return seen
+            found = await Hierarchy(self.store).node(node.path)
+            if found is not None and _layout(found) == _layout(node):
+                return found.seen
+        return None
 
     async def _look(self, path: str) -> Node:
         """Look up the node at `path`. Raise NotFound or NotDirectory."""
-        directory, held, by = path, (self._consolidated or {}).get(path), self._consolidated_by
-        # a node in consolidated metadata
-        if held is not None and by is not None:
-            name = next((name for name in NODE_DOCUMENTS if name in held), None)
-            if name is None:
-                return Node(path, GroupMetadata("v3", {}, implied=True), None, (), path, final=True)
-            names = (name, ATTRIBUTE_DOCUMENTS.get(name, ""))
-            found = tuple(by._replace(key=join_key(path, one), name=one) for one in names if one in held)
-        # a node with a directory, which may be the root of an experimental store
-        elif self._draft is None or not path:
-            info = await self._directory(path)
+        directory, info = path, Info("", Kind.DIRECTORY)
+        if self._draft is not None:
+            directory, found = draft.data_directory(path), await self._draft_documents(path, self._draft)
+        else:
+            if path and path not in (self._consolidated or ()):
+                info = await self._directory(path)
             if info.unreadable:
                 return Node(path, None, info.unreadable, (path,), path, info.mtime_ns, None, childless=True)
             found = await self._documents(path)
-        # a node of an experimental store
-        if held is None and self._draft is not None:
-            directory, info = draft.data_directory(path), Info("", Kind.DIRECTORY)
-            found = await self._draft_documents(path, self._draft)
         if not found:
-            group = GroupMetadata("v3", {}, implied=True)
-            return Node(path, group, None, (), directory, info.mtime_ns)
-        # parse its documents
+            return Node(path, GroupMetadata("v3", {}, implied=True), None, (), directory, info.mtime_ns)
         try:
-            node = await self._read(path, found, directory, held)
-            return node if held is None else node._replace(seen=by)
+            return await self._read(path, found, directory)
         except Experimental as exc:
             problem = f"{exc}: mount this directory itself"
-            if not path and held is None:
+            if not path and found[0].by is None:
                 try:
                     self._draft = draft.entry_point(await self.store.get(found[0].key))
                     return await self._look(path)
@@ -289,7 +265,7 @@ class Hierarchy:
 
     async def _directory(self, path: str) -> Info:
         """Return the entry of a directory that may be a node, or of an unreadable one. Raise NotFound."""
-        info = await self.store.info(path, sized=False) if path else Info("", Kind.DIRECTORY)
+        info = await self.store.info(path, sized=False)
         if info.kind is Kind.DIRECTORY or _may_be_a_node(info):
             return info
         raise NotFound(path)
@@ -317,7 +293,10 @@ class Hierarchy:
         return ()
 
     async def _document(self, directory: str, name: str) -> NodeDocument | None:
+        by, held = self._consolidated_by, (self._consolidated or {}).get(directory)
         key = join_key(directory, name)
+        if by is not None and held is not None:
+            return by._replace(key=key, name=name, held=held[name], by=by) if name in held else None
         try:
             info = await self.store.info(key)
             if name == "meta" and info.unreadable == NOWHERE:  # other programs use the name, too
@@ -326,16 +305,14 @@ class Hierarchy:
             return None
         return NodeDocument(key, name, info) if info.kind is Kind.FILE else None
 
-    async def _read(
-        self, path: str, found: tuple[NodeDocument, ...], directory: str, held: dict[str, JSON] | None = None
-    ) -> Node:
-        """Return the node of documents, which may be `held` in consolidated metadata. Raise Experimental."""
+    async def _read(self, path: str, found: tuple[NodeDocument, ...], directory: str) -> Node:
+        """Return the node of documents. Raise Experimental."""
         made, data, problem, unsupported = found[0], b"", None, False
         metadata: ArrayMetadata | GroupMetadata | None = None
         try:
-            if held is not None:
-                data = strict_json(held[made.name]) if made.name == "zarr.json" else b""
-                metadata = parse_document(made.name, held[made.name], held.get(ATTRIBUTE_DOCUMENTS.get(made.name, "")))
+            if made.by is not None:
+                data = strict_json(made.held) if made.name == "zarr.json" else b""
+                metadata = parse_document(made.name, made.held, found[1].held if found[1:] else None)
             else:
                 _check_sizes(found)
                 data = bytes(await self.store.get(made.key))
@@ -353,12 +330,12 @@ class Hierarchy:
         times = [each.info.mtime_ns for each in (made, *found) if each.info.mtime_ns is not None]
         node = Node(
             path, metadata, problem, tuple(each.key for each in found), directory, max(times, default=None),
-            made.info.mode, unsupported=unsupported, seen=_versioned(made, data),
+            made.info.mode, unsupported=unsupported, seen=made.by or _versioned(made, data),
             childless=isinstance(metadata, ArrayMetadata) or (metadata is None and _must_be_array(made.name, data)),
             text=data if made.name == "zarr.json" and not problem else b"",
         )  # fmt: skip
         node = await self._with_keys(node)
-        return node if (found and not problem) or held is not None else node._replace(final=False)
+        return node if found and not problem else node._replace(final=False)
 
     # -- chunk names that the document does not determine
 
