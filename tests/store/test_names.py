@@ -171,6 +171,19 @@ def test_a_value_that_is_also_a_directory_is_a_value(bucket: Bucket) -> None:
     using(bucket, check)
 
 
+def test_a_lookup_begins_the_listing_and_a_directory_may_come_after_names_that_begin_like_it(bucket: Bucket) -> None:
+    bucket.keys, bucket.most = ["x/a-b", "x/a-c", "x/a/1", "x/b"], 2
+
+    async def check(store: FsspecStore) -> None:
+        assert await state(store, "a+") is None  # "+" sorts before "-": the page tells
+        assert len(bucket.pages) == 1
+        assert await state(store, "a") is Kind.DIRECTORY
+        assert [info.name async for info in store.list_dir("")] == ["a", "a-b", "a-c", "b"]
+        assert bucket.pages[-1] == "x/a-c"  # no page is requested twice
+
+    using(bucket, check)
+
+
 def test_keys_that_are_no_paths_do_not_hide_the_directory_before_them(bucket: Bucket) -> None:
     present = [f"{directory}/{number}" for directory in "abcd" for number in range(10)]
     bucket.keys = sorted([f"x/{key}" for key in present] + [f"x/e//{number:03}" for number in range(100)])

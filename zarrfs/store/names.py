@@ -1,8 +1,8 @@
-"""The names of a tree on a server: complete listings of directories, and answers about single names.
+"""The names of a tree on a server: listings of directories, and answers about single names.
 
 Three rules decide what is known:
-1. A listing is stored when it is complete, and never before. Its age counts from the request for its first page.
-2. A name is absent if a valid listing of its directory lacks it, or if the server has said so about this name.
+1. A listing is shown when it is complete, and never before. Its age counts from the request for its first page.
+2. A name is absent if a valid listing that has come past it lacks it, or if the server has said so about this name.
 3. The younger of two valid answers counts. An answer that is not valid any more counts for nothing.
 A reader of a listing gets every entry of it, however long that takes: only lookups depend on the clock.
 """
@@ -23,7 +23,7 @@ from zarrfs.store.api import join_key, key_rule, split_key
 
 log = logging.getLogger(__name__)
 
-_NO_ONE: Mapping[str, int | None] = {}
+_NO_ONE: Mapping[str, int] = {}
 _MOST = 250_000  # names of which listings are remembered, and as many of which single answers are
 _HIDDEN_ENDS = ("~", "#", ",v", ",t")
 
@@ -37,13 +37,25 @@ class Known(NamedTuple):
 
 
 class Listing:
-    """All entries of a directory, as they were at the time `asked` or later."""
+    """The entries of a directory, as they were at the time `asked` or later: all of them, if `flat` is None.
 
-    __slots__ = ("asked", "entries", "identities", "order")
+    Else it is incomplete: its names are those up to the last key of a flat listing in progress.
+    """
 
-    def __init__(self, asked: float, entries: dict[str, Entry], identities: Mapping[str, int | None]) -> None:
-        self.asked, self.entries, self.identities = asked, entries, identities
-        self.order = sorted(entries)
+    __slots__ = ("asked", "counted", "entries", "flat", "identities", "order")
+
+    def __init__(
+        self, asked: float, entries: dict[str, Entry], identities: Mapping[str, int] = _NO_ONE,
+        flat: FlatListing | None = None,
+    ) -> None:  # fmt: skip
+        self.asked, self.entries, self.identities, self.flat = asked, entries, identities, flat
+        self.order: list[str] = []  # the names, sorted, once it is complete
+        self.counted = 0  # names, when it was stored
+
+    def tells(self, key: str, name: str) -> bool:
+        """Return whether it says if a key exists."""
+        # keys below a directory sort before the name and "0"
+        return self.flat is None or name in self.entries or encoded(f"{key}0") <= encoded(self.flat.after)
 
 
 def encoded(key: str) -> bytes:
@@ -76,36 +88,40 @@ class Names:
         """Return whether an answer that was requested at `asked` is still valid."""
         return asked + self.ttl > trio.current_time()
 
-    def listing(self, directory: str) -> Listing | None:
-        """Return the listing of a directory, if that is valid."""
+    def begun(self, directory: str) -> Listing | None:
+        """Return the listing of a directory, complete or not, if that is valid."""
         found = self._listings.get(directory)
         return found if found is not None and self.is_valid(found.asked) else None
 
+    def listing(self, directory: str) -> Listing | None:
+        """Return the complete listing of a directory, if that is valid."""
+        found = self.begun(directory)
+        return found if found is not None and found.flat is None else None
+
     def was_listed(self, directory: str) -> bool:
-        """Return whether there is a listing of a directory, valid or not, and keep it longer than the others."""
+        """Return whether there is a complete listing, valid or not, and keep it longer than the others."""
         found = self._listings.pop(directory, None)
         if found is not None:
             self._listings[directory] = found
-        return found is not None
+        return found is not None and found.flat is None
 
     def get(self, key: str) -> Known | None:
         """Look up a key; return None if there is no valid answer."""
         parent, name = split_key(key)
-        single, listing, own = self._valid_single(parent, name), self.listing(parent), self.listing(key)
-        if listing is not None:
+        single, listing, own = self._valid_single(parent, name), self.begun(parent), self.begun(key)
+        if listing is not None and listing.tells(key, name):
             known = _younger(name, listing, single)
             if known.entry is not None or known is single or not (self._may_omit and may_be_hidden(name)):
                 return known
-        if own is not None and (single is None or single.seen < own.asked):
+        if own is not None and own.entries and (single is None or single.seen < own.asked):
             return Known(Entry(name, True), None, own.asked)
         return single
 
     def children(self, directory: str, listing: Listing, after: str = "") -> Iterator[tuple[str, Known]]:
         """Yield (name, Known) of the entries of a listing after the name `after`, sorted, with younger answers."""
-        singles, order = self._singles.get(directory, {}), listing.order
+        singles = self._singles.get(directory, {})
         since = [name for name, one in singles.items() if one.seen > listing.asked and name not in listing.entries]
-        if since:
-            order = sorted([*order, *since])
+        order = sorted([*listing.order, *since]) if since else listing.order
         for at in range(bisect.bisect_right(order, after), len(order)):
             name = order[at]
             known = _younger(name, listing, self._valid_single(directory, name) if singles else None)
@@ -141,22 +157,22 @@ class Names:
         while self._single > _MOST:
             self._single -= len(self._singles.pop(next(iter(self._singles))))
 
-    def put_listing(
-        self, directory: str, entries: dict[str, Entry], asked: float, identities: Mapping[str, int | None] = _NO_ONE
-    ) -> Listing:  # fmt: skip
-        """Store the complete listing of a directory, unless a younger one is known; return it."""
-        listing, was = Listing(asked, entries, identities), self._listings.get(directory)
-        if was is None or was.asked <= asked:
-            if was is not None:
-                self._drop(directory)
-            self._listings[directory] = listing
-            self._listed += len(listing.order)
+    def put_listing(self, directory: str, listing: Listing) -> Listing:
+        """Store the listing of a directory, unless a younger one is known, or a complete one; return it."""
+        if listing.flat is None:
+            listing.order = sorted(listing.entries)
+        known = self.listing(directory)
+        if known is None or (listing.flat is None and known.asked <= listing.asked):
+            self._drop(directory)
+            self._listings[directory], listing.counted = listing, len(listing.entries)
+            self._listed += listing.counted
             while self._listed > _MOST and len(self._listings) > 1:
                 self._drop(next(iter(self._listings)))
         return listing
 
     def _drop(self, directory: str) -> None:
-        self._listed -= len(self._listings.pop(directory).order)
+        if (was := self._listings.pop(directory, None)) is not None:
+            self._listed -= was.counted
 
     def forget(self, key: str) -> None:
         """Forget the attributes of a value, which has changed. A listing goes on to say that its name exists."""
@@ -188,25 +204,18 @@ class FlatListing:
     """
 
     def __init__(self, names: Names, top: str) -> None:
-        self._names, self._top = names, top
+        self._names = names
         self.after = f"{top}/" if top else ""  # the last key that was added
         self.more = True  # there may be keys after it
         self.lock = trio.Lock()  # of the task that requests the next page
-        # (directory, its entries, when they were requested) of the directories that the last key lies in
-        self.open: list[tuple[str, dict[str, Entry] | None, float]] = []
-        self._complete: dict[str, Listing] = {}
+        self.listing = self._begin(trio.current_time())  # of `top`
+        above = ["", *(top[:at] for at, mark in enumerate(top) if mark == "/")] if top else []
+        # the directories that the last key lies in, and their listings
+        self._open: list[tuple[str, Listing | None]] = [*((one, None) for one in above), (top, self.listing)]
         self._ends: deque[bytes] = deque()  # the last key of each page
 
-    def holds(self, directory: str) -> bool:
-        """Return whether the next page goes on with `directory`, and what is known of it is valid."""
-        if not self.open:
-            return self.more and directory == self._top
-        return any(at == directory and entries is not None and self._names.is_valid(asked)
-                   for at, entries, asked in self.open)  # fmt: skip
-
-    def count(self, directory: str) -> int:
-        """Return how many names of `directory`, which is in progress, are known."""
-        return next((len(entries) for at, entries, _ in self.open if at == directory and entries is not None), 0)
+    def _begin(self, asked: float) -> Listing:
+        return Listing(asked, {}, flat=self)
 
     def pages_after(self, directory: str) -> int:
         """Return how many pages it is ahead of a reader that has come to `directory`."""
@@ -214,13 +223,10 @@ class FlatListing:
             self._ends.popleft()
         return len(self._ends)
 
-    def add(self, page: Page, asked: float) -> dict[str, Listing]:
-        """Add the next page, which was requested at `asked`; return the listings that it completes."""
-        self._complete = {}
-        if not self.open:
-            self._enter("", asked)
+    def add(self, page: Page, asked: float) -> None:
+        """Add the next page, which was requested at `asked`; store the listings that it completes or goes on with."""
         for key, entry in page.entries:  # the key of a directory ends with "/"
-            while (above := self.open[-1][0]) and not key.startswith(f"{above}/"):
+            while (above := self._open[-1][0]) and not key.startswith(f"{above}/"):
                 self._leave()
             marker = bool(above) and len(key) == len(above) + 1  # of a directory that is open
             new = key[len(above) + 1 if above else 0 :].removesuffix("/")
@@ -228,28 +234,27 @@ class FlatListing:
                 log.debug("%s: %s: not listed", key, rule)
                 continue
             parent, name = (key.removesuffix("/"), "") if entry.directory else split_key(key)
-            while (above := self.open[-1][0]) != parent:
+            while (above := self._open[-1][0]) != parent:
                 child = parent[len(above) + 1 if above else 0 :].partition("/")[0]
                 self._put(child, Entry(child, True))
-                self._enter(join_key(above, child), asked)
+                self._open.append((join_key(above, child), self._begin(asked)))
             if not entry.directory:
                 self._put(name, entry._replace(name=name))
         self.after, self.more = page.last, page.more
         self._ends.append(encoded(page.last))
-        while self.open and not page.more:
+        while self._open and not page.more:
             self._leave()
-        return self._complete
+        for directory, listing in self._open:
+            if listing is not None:
+                self._names.put_listing(directory, listing)
 
     def _put(self, name: str, entry: Entry) -> None:
-        entries = self.open[-1][1]
-        if entries is not None:
-            entries.setdefault(name, entry)  # a value takes precedence over a directory of the same name
-
-    def _enter(self, directory: str, asked: float) -> None:
-        above = self._top != directory and (not directory or self._top.startswith(f"{directory}/"))
-        self.open.append((directory, None if above else {}, asked))
+        listing = self._open[-1][1]
+        if listing is not None:
+            listing.entries.setdefault(name, entry)  # a value takes precedence over a directory of the same name
 
     def _leave(self) -> None:
-        directory, entries, asked = self.open.pop()
-        if entries is not None and (directory or entries):  # without any key, the root may not exist
-            self._complete[directory] = self._names.put_listing(directory, entries, asked)
+        directory, listing = self._open.pop()
+        if listing is not None:
+            listing.flat = None
+            self._names.put_listing(directory, listing)

@@ -12,7 +12,6 @@ from typing import Any
 
 import trio
 
-from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.concurrency.tasks import for_each, in_background
 from zarrfs.config import urls
@@ -34,10 +33,9 @@ from zarrfs.errors import (
 from zarrfs.net.responses import Entry, System
 from zarrfs.net.versions import note_unversioned
 from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key, name_rule, split_key
-from zarrfs.store.names import FlatListing, Known, Listing, Names, encoded
+from zarrfs.store.names import FlatListing, Known, Listing, Names
 from zarrfs.store.remotefiles import RemoteFiles
 from zarrfs.system.buffers import Buffer
-from zarrfs.zarr import DOCUMENTS
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +43,9 @@ _FRESH = 1.0  # seconds for which a value is assumed unchanged, if its bytes com
 
 _WALK = 2  # directories listed in order until a walk is assumed
 _AHEAD = 64  # directories that are listed ahead of a walk
-_FLAT = 4  # flat listings in progress
 _LEAD = 8  # pages that one of them is ahead of a walk
 _WIDE = 50  # names of a directory in a page of a flat listing: with fewer, most of the page is below subdirectories
 _PAGES = 100  # such pages in a walk, until a directory is listed without what is below it; else one
-_TRIED = 65_536  # directories whose first page was requested
 
 
 class FsspecStore(Store):
@@ -72,10 +68,9 @@ class FsspecStore(Store):
         self.names = Names(FOREVER if self.immutable else options.metadata_ttl, self._web)
         self._asking: SingleFlight[str] = SingleFlight()
         self._listing: SingleFlight[str] = SingleFlight()
-        self._paging: SingleFlight[str] = SingleFlight()
-        self._tried: LRU[str, float] = LRU(_TRIED)  # directories whose first page was requested, and when
+        self._beginning: SingleFlight[str] = SingleFlight()
         self._refused = -math.inf  # when a lookup's listing was last refused
-        self._flat: list[FlatListing] = []  # in progress, the most recently used last
+        self._flat: FlatListing | None = None  # the last one that went on
         self._ahead: set[str] = set()  # directories listed ahead that no reader has reached
         self._walked = 0  # directories listed one after the other, each within one that was listed
 
@@ -116,7 +111,7 @@ class FsspecStore(Store):
         """
         known = await self._exact_known(key)
         same = known.entry is not None and _same(entry, known.entry)
-        identity, now = opened.identity, known.identity
+        identity, now = opened.identity, self._info(key, known).identity
         # _same() compares only sizes if `entry` has no version; identities differ if one became known since, and then
         # changed
         if not same or (identity != now and None not in (identity, now)):
@@ -177,40 +172,29 @@ class FsspecStore(Store):
             return None
         return [self._info(name, known) for name, known in self.names.children(prefix, listing)]
 
-    async def first_page(self, directory: str) -> None:
-        """Request the first page of a directory's flat listing, once; do nothing if the server has no such listings.
+    async def first_page(self, directory: str) -> Listing:
+        """Return the listing of a directory of a server that has flat listings, complete or begun with a page.
 
-        All names in it become known; so do, as absent, the metadata documents that it does not have, because readers
-        look for several of them.
+        One page answers the lookups of all names up to its last key: readers look for several metadata documents.
         """
-        if self._is_tried(directory) or not await self.is_flat():
-            return
 
-        async def ask() -> bool:
-            asked, flat = trio.current_time(), FlatListing(self.names, directory)
+        async def ask() -> Listing:
+            flat = FlatListing(self.names, directory)
             await self._next_page(flat)
-            for above, entries, _ in flat.open:
-                passed = [name for name in DOCUMENTS if encoded(join_key(above, name)) < encoded(flat.after)]
-                absent = dict[str, Entry | None].fromkeys(passed if above == directory else ())
-                for name, entry in (absent | (entries or {})).items():
-                    self.names.put(join_key(above, name), entry, None, asked)
-            self._tried.put(directory, asked)
-            return True
+            return flat.listing
 
-        await self._paging.run(directory, ask, lambda: self._is_tried(directory) or None)
+        if (known := self.names.begun(directory)) is not None:
+            return known
+        return await self._beginning.run(directory, ask, lambda: self.names.begun(directory))
 
     async def _try_first_page(self, directory: str) -> None:
         """Do what first_page() does, unless listings are refused: a server may allow reads without allowing them."""
-        if not self.names.is_valid(self._refused):
+        if not self.names.is_valid(self._refused) and await self.is_flat():
             try:
                 await self.first_page(directory)
             except (AccessDenied, TargetMissing) as exc:
                 log.debug("%s", exc)
                 self._refused = trio.current_time()
-
-    def _is_tried(self, directory: str) -> bool:
-        oldest = trio.current_time() - self.names.ttl
-        return self._tried.get(directory, -math.inf) > oldest or self.names.listing(directory) is not None
 
     async def _list(self, prefix: str) -> Listing | None:
         """Return the listing of a directory; None if the server shows no listing. Raise NotFound or NotDirectory."""
@@ -230,9 +214,14 @@ class FsspecStore(Store):
         if walks and not await self.is_flat():
             self._list_ahead(prefix)
         found = await self._complete(prefix)
-        for flat in self._flat[-1:] if walks else ():
-            if flat.more and 0 < flat.pages_after(prefix) < _LEAD:
-                in_background(self._page_ahead, flat)
+        if found is not None and not found.entries and await self.is_flat():  # it has no keys: does it exist?
+            if not prefix:
+                await self.files.stat_at(*await self._path_of_key(""))
+            elif not (await self._entry(prefix)).directory:
+                raise NotDirectory(prefix)
+        flat = self._flat
+        if walks and flat is not None and flat.more and 0 < flat.pages_after(prefix) < _LEAD:
+            in_background(self._page_ahead, flat)
         return found
 
     async def _complete(self, prefix: str) -> Listing | None:
@@ -276,14 +265,16 @@ class FsspecStore(Store):
         if not self._marks:
             await self._tell_directories(prefix, found)
             asked = trio.current_time()  # so that a name that is listed stays so, even if its value was not found
-        identities: dict[str, int | None] = {}
+        identities: dict[str, int] = {}
         for name, entry in found.items():
             was = self.names.last(join_key(prefix, name))
             exact = was is not None and was.entry is not None and not was.entry.rough and was.entry.size == entry.size
             if entry.rough and exact:  # keep the earlier attributes
                 entry = entry._replace(size=None)
-            found[name], identities[name] = self._identified(was, entry)
-        return self.names.put_listing(prefix, found, asked, identities)
+            found[name], identity = self._identified(was, entry)
+            if identity is not None:
+                identities[name] = identity
+        return self.names.put_listing(prefix, Listing(asked, found, identities))
 
     async def _tell_directories(self, prefix: str, found: dict[str, Entry]) -> None:
         """Request the entries without a size, which may be directories: not all web servers mark these in listings."""
@@ -302,38 +293,27 @@ class FsspecStore(Store):
 
         A reader that walks a tree continues one flat listing.
         """
-        flat = next((one for one in self._flat if one.holds(prefix)), None) or FlatListing(self.names, prefix)
-        self._flat = [*[one for one in self._flat if one is not flat][1 - _FLAT :], flat]
-        async with flat.lock:
-            asked = trio.current_time()
-            if (known := self.names.listing(prefix)) is not None:  # another reader has continued this listing
-                return known
-            if not flat.holds(prefix):  # it was read to the end, which took longer than it is valid
-                flat = FlatListing(self.names, prefix)
-            left = _PAGES if self._walked >= _WALK else 1
-            while True:
-                before = flat.count(prefix)
-                with _broken_off(bool(flat.open)):
-                    found = await self._next_page(flat)
-                if prefix in found:
-                    return found[prefix]
-                if not flat.open or (prefix and encoded(flat.after) >= encoded(prefix) + b"0"):
-                    break  # it has no keys: does it exist?
-                left -= flat.count(prefix) - before <= _WIDE
+        listing, count, left = self.names.begun(prefix), 0, _PAGES if self._walked >= _WALK else 1
+        if listing is None:
+            listing = await self.first_page(prefix)
+            left -= len(listing.entries) <= _WIDE
+        while (flat := listing.flat) is not None:
+            with _broken_off():
                 if not left:
-                    with _broken_off(True):
-                        return await self._list_alone(prefix)
-        system, path = await self._path_of_key("")
-        entry = (await self._ask(prefix, False)).entry if prefix else await self.files.stat_at(system, path)
-        if entry is not None and not entry.directory:
-            raise NotDirectory(prefix)
-        return self.names.put_listing(prefix, {}, asked)
+                    return await self._list_alone(prefix)
+                count = len(listing.entries)
+                await self._next_page(flat)
+            left -= len(listing.entries) - count <= _WIDE
+        return listing
 
-    async def _next_page(self, flat: FlatListing) -> dict[str, Listing]:
-        """Request the next page of a flat listing; return the listings that it completes."""
-        asked = trio.current_time()
-        system, path = await self._path_of_key("")
-        return flat.add(await self.files.page_at(system, path, flat.after), asked)
+    async def _next_page(self, flat: FlatListing) -> None:
+        """Request the next page of a flat listing, unless another task does."""
+        after = flat.after
+        async with flat.lock:
+            if flat.after == after and flat.more:
+                self._flat, asked = flat, trio.current_time()
+                system, path = await self._path_of_key("")
+                flat.add(await self.files.page_at(system, path, flat.after), asked)
 
     # -- parts
 
@@ -464,11 +444,9 @@ class FsspecStore(Store):
 
         If `known` may be of the same version, its tag and time complete the entry, and its identity is kept.
         """
-        if entry.directory or entry.size is None or self.immutable:
-            return entry, None
         was = None if known is None else known.entry
-        if known is None or was is None or not _same(was, entry):
-            return entry, _identity(entry)
+        if known is None or was is None or self.immutable or entry.size is None or not _same(was, entry):
+            return entry, None
         identity = _identity(was) if known.identity is None else known.identity
         if entry.tag is None:
             entry = entry._replace(tag=was.tag, strong=was.strong)
@@ -504,10 +482,9 @@ class FsspecStore(Store):
             self._walked = 0
 
     async def _page_ahead(self, flat: FlatListing) -> None:
-        if flat.more and not flat.lock.locked():
-            async with flat.lock:
-                with contextlib.suppress(StoreError, ReadError):  # a reader of these directories will get the error
-                    await self._next_page(flat)
+        if not flat.lock.locked():
+            with contextlib.suppress(StoreError, ReadError):  # a reader of these directories will get the error
+                await self._next_page(flat)
 
     async def is_flat(self) -> bool:
         """Return whether the server lists all keys below a directory, regardless of subdirectories."""
@@ -541,13 +518,11 @@ class FsspecStore(Store):
 
 
 @contextlib.contextmanager
-def _broken_off(begun: bool) -> Iterator[None]:
-    """Turn AccessDenied into another ReadError if the listing has `begun`: the rest is unknown, not forbidden."""
+def _broken_off() -> Iterator[None]:
+    """Turn AccessDenied into another ReadError: the listing has begun, so the rest is unknown, not forbidden."""
     try:
         yield
     except AccessDenied as exc:
-        if not begun:
-            raise
         raise ReadError(exc.where, f"its listing broke off: {exc.reason}", exc.status) from exc
 
 
