@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import binascii
 import functools
+import itertools
 import os
+from array import array
+from collections.abc import Iterable
 from typing import Any
-
-import numpy as np
 
 from zarrfs.references.keys import BASE64, decode_base64
 from zarrfs.references.parquet_records import ABSENT, BROKEN, INLINE, UNKNOWN, WHOLE
@@ -30,7 +31,6 @@ _PATH_MAX = 4 * 65536  # bytes of a path: enough for the longest URL of a JSON s
 _BATCH = 65_536  # rows whose values are Python objects at the same time
 _LARGEST = 2**63 - 1
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Row = tuple[int, int, bytes]  # the size of the chunk, the offset or what stands in place of it, the text of RecordFile
 
 
@@ -41,34 +41,27 @@ def answer(header: Header, body: bytearray) -> tuple[Header, bytes]:
     """
     limit_memory(_COPIES * header["limit"] + _SLACK)
     table = _read(body, header["record_size"], header["limit"])
-    (offsets, no_offset), (sizes, no_size) = _numbers(table, "offset"), _numbers(table, "size")
-    codes, paths = _paths(table)
-    fine = np.array([*(not _path_rule(path) for path in paths), False])[codes]  # the last one is for code -1
-    no_raw, unset = _nulls(table, "raw"), (offsets == 0) & (sizes == 0)
-    in_file = (offsets >= 0) & (sizes >= 0) & (offsets <= _LARGEST - np.maximum(sizes, 0))
-    ranges, absent = no_raw & fine & in_file & ~no_offset & ~no_size, no_raw & (codes < 0) & unset
-    sizes[absent], sizes[ranges & unset], offsets[ranges & unset] = ABSENT, UNKNOWN, WHOLE
-    rest = ~ranges & ~absent  # inline bytes and invalid rows, one by one
-    numbers = iter(np.flatnonzero(rest).tolist())
+    sizes, offsets, codes = (array("q") for _ in range(3))
     texts: dict[bytes, int] = {}
-    for batch in table.filter(pa.array(rest)).to_batches(max_chunksize=_BATCH):
-        for *row, number in zip(*(_values(batch, name) for name in _COLUMNS), numbers, strict=False):
-            sizes[number], offsets[number], text = _row(*row)
-            codes[number] = len(paths) + texts.setdefault(text, len(texts))
-    bounds = np.cumsum([0, *map(len, paths), *map(len, texts)], dtype=np.int64)
-    parts = [_narrow(numbers) for numbers in (sizes, offsets, codes, bounds)]
-    found = b"".join([*(part.tobytes() for part in parts), *paths, *texts])
-    return {"columns": [(part.dtype.char, part.nbytes) for part in parts]}, found
+    for batch in table.to_batches(max_chunksize=_BATCH):
+        for row in zip(*(_values(batch, name) for name in _COLUMNS), strict=True):
+            size, offset, text = _row(*row)
+            sizes.append(size)
+            offsets.append(offset)
+            codes.append(texts.setdefault(text, len(texts)))
+    bounds = itertools.accumulate(map(len, texts), initial=0)
+    parts = [_narrow(numbers) for numbers in (sizes, offsets, codes, array("q", bounds))]
+    return {"columns": [(part.typecode, len(part) * part.itemsize) for part in parts]}, b"".join([*parts, *texts])
 
 
-def _narrow(numbers: Array) -> Array:
+def _narrow(numbers: array[int]) -> array[int]:
     """Return whole numbers in the narrowest type that holds them all: a daemon keeps many record files."""
-    low, high = numbers.min(initial=0), numbers.max(initial=0)
-    return numbers.astype(next(kind for kind in "hiq" if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max))
+    largest = max(map(abs, (max(numbers, default=0), min(numbers, default=0))))
+    return array(next(kind for kind, bits in (("h", 15), ("i", 31), ("q", 63)) if largest < 1 << bits), numbers)
 
 
 def _row(path: bytes | None, offset: int | None, size: int | None, raw: bytes | None) -> Row:
-    """Return a row with inline bytes, or an invalid one, as RecordFile has it."""
+    """Return a row as RecordFile has it."""
     if raw is not None:
         try:
             data = bytes(decode_base64(raw)) if raw.startswith(BASE64) else raw
@@ -76,6 +69,8 @@ def _row(path: bytes | None, offset: int | None, size: int | None, raw: bytes | 
             return 1, BROKEN, b"raw: malformed base64"
         return len(data), INLINE, data
     if path is None:
+        if not offset and not size:
+            return ABSENT, 0, b""
         rule = "an offset or size without a path"
     elif offset is None or size is None:
         rule = "a path without offset or size"
@@ -83,8 +78,8 @@ def _row(path: bytes | None, offset: int | None, size: int | None, raw: bytes | 
         rule = "a negative offset or size"
     elif offset + size > _LARGEST:
         rule = "offset + size is over 2^63 - 1"
-    else:
-        rule = _path_rule(path)
+    elif not (rule := _path_rule(path)):
+        return (size, offset, path) if offset or size else (UNKNOWN, WHOLE, path)
     return 1, BROKEN, rule.encode()
 
 
@@ -150,35 +145,7 @@ def _read(data: bytearray, record_size: int, limit: int) -> Any:
     return table
 
 
-def _paths(table: Any) -> tuple[Array, list[bytes]]:
-    """Return (the number of each row's path, -1 for null; the paths)."""
-    if "path" not in table.column_names:
-        return np.full(table.num_rows, -1, np.int32), []
-    column = table["path"]
-    if not pa.types.is_dictionary(column.type):
-        column = column.dictionary_encode()
-    found = column.unify_dictionaries().combine_chunks()
-    codes = found.indices.cast(pa.int32()).fill_null(-1).to_numpy(zero_copy_only=False)
-    return np.array(codes), found.dictionary.cast(pa.large_binary()).to_pylist()
-
-
-def _numbers(table: Any, name: str) -> tuple[Array, Array]:
-    """Return (whole numbers, 0 for null; whether each is null). Those over 2^63 - 1 become negative."""
-    nulls = _nulls(table, name)
-    if nulls.all():
-        return np.zeros(len(nulls), np.int64), nulls
-    values = table[name].fill_null(0).cast(pa.int64(), safe=False)
-    return np.array(values.to_numpy()), nulls
-
-
-def _nulls(table: Any, name: str) -> Array:
-    """Return whether each row of a column is null."""
-    if name not in table.column_names:
-        return np.ones(table.num_rows, np.bool_)
-    return np.array(table[name].is_null().to_numpy())
-
-
-def _values(batch: Any, name: str) -> list[Any]:
+def _values(batch: Any, name: str) -> Iterable[Any]:
     """Return a column of a batch: bytes or whole numbers, or None."""
     if name not in batch.schema.names:
         return [None] * batch.num_rows
@@ -186,7 +153,7 @@ def _values(batch: Any, name: str) -> list[Any]:
     if not pa.types.is_dictionary(column.type):
         return list((column.cast(pa.large_binary()) if name in ("path", "raw") else column).to_pylist())
     texts = column.dictionary.cast(pa.large_binary()).to_pylist()
-    return [None if code is None else texts[code] for code in column.indices.to_pylist()]
+    return (None if code is None else texts[code] for code in column.indices.to_pylist())
 
 
 def _only_nulls(column: Any) -> bool:
