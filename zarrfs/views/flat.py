@@ -43,8 +43,6 @@ _SLACK = 4 << 20  # bytes of tolerance, because the kernel's read-ahead requests
 
 def flat_size(array: ArrayMetadata) -> int:
     """Return the size of all items in bytes. Raise MetadataError if no file or numpy array can hold them."""
-    if array.dtype.name:
-        raise MetadataError(f"dtype {array.dtype.name}: numpy has no such type")
     if not array.dtype.itemsize:
         raise MetadataError(f"dtype {array.dtype.text}: its items have no fixed size")
     try:

@@ -203,24 +203,23 @@ class _Group:
 def form_of(dtype: DataType) -> Form:
     """Return the form in which a variable shows items of `dtype`. Raise MetadataError if NetCDF has none."""
     kind, size, text = dtype.kind, dtype.itemsize, dtype.text if isinstance(dtype.text, str) else "with fields"
-    if not dtype.name:
-        if kind in "iu" or (kind == "f" and size in (4, 8)):
-            return Form(text)
-        if kind == "f" and size == 2:
-            return Form("<f4")
-        if kind == "b":
-            return Form("|i1", attributes={"dtype": "bool"})
-        if kind == "S":
-            return Form("|S1", size if size > 1 else 0)  # one byte is an NC_CHAR already
-        if kind in "mM":
-            unit, count = np.datetime_data(dtype.numpy)
-            if unit not in _UNITS or count != 1:
-                raise MetadataError(f"dtype {text}: CF has no such unit of time")
-            attributes = {"units": f"{_UNITS[unit]} since 1970-01-01", "calendar": "proleptic_gregorian"}
-            if kind == "m":
-                attributes = {"units": _UNITS[unit], "dtype": f"timedelta64[{unit if unit in _SMALL else 's'}]"}
-            return Form(f"{text[0]}i8", attributes=attributes)
-    raise MetadataError(f"dtype {dtype.name or text}: NetCDF-4 has no such type")
+    if kind in "iu" or (kind == "f" and size in (4, 8)):
+        return Form(text)
+    if kind == "f" and size == 2:
+        return Form("<f4")
+    if kind == "b":
+        return Form("|i1", attributes={"dtype": "bool"})
+    if kind == "S":
+        return Form("|S1", size if size > 1 else 0)  # one byte is an NC_CHAR already
+    if kind in "mM":
+        unit, count = np.datetime_data(dtype.numpy)
+        if unit not in _UNITS or count != 1:
+            raise MetadataError(f"dtype {text}: CF has no such unit of time")
+        attributes = {"units": f"{_UNITS[unit]} since 1970-01-01", "calendar": "proleptic_gregorian"}
+        if kind == "m":
+            attributes = {"units": _UNITS[unit], "dtype": f"timedelta64[{unit if unit in _SMALL else 's'}]"}
+        return Form(f"{text[0]}i8", attributes=attributes)
+    raise MetadataError(f"dtype {text}: NetCDF-4 has no such type")
 
 
 def items_of(array: ArrayMetadata) -> int:

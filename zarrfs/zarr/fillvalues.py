@@ -27,12 +27,13 @@ _DIGITS = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 _BITS = re.compile(r"0x[0-9a-fA-F]*", re.ASCII)
 _TOKENS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _NOT_A_TIME = -(1 << 63)
+_INVALID = (ValueError, TypeError, OverflowError)  # raised by conversions to bytes
 
 
 def from_v2(value: JSON, dtype: DataType) -> Fill:
     """Parse a fill value of v2; null means undefined. Raise MetadataError."""
     kind, number = dtype.kind, type(value) in (int, float)
-    if value is None or dtype.name or kind == "O":
+    if value is None or kind == "O":
         return None, value
     if kind == "B" and number:  # zarr-python 2 wrote 0 for all kinds of objects
         return None, b""
@@ -41,29 +42,33 @@ def from_v2(value: JSON, dtype: DataType) -> Fill:
     elif kind == "c" and not isinstance(value, list):
         value = [value, 0]
     elif kind == "V" and value == 0:
-        return bytes(dtype.itemsize), None
+        value = ""
     elif kind == "U" and isinstance(value, str | int | float):
         value = str(value)[: dtype.itemsize // 4]
-    elif kind == "S" and isinstance(value, str | int | float):
-        return _bytes_v2(value, dtype.numpy), None
-    elif kind in "SV" and not isinstance(value, str):
-        raise _wrong(value, dtype.numpy)
-    elif kind in "mM" and isinstance(value, str):  # zarr-python 3.0 and releases before 2.2 wrote dates as text
-        return _made(value, dtype.numpy), None
+    try:
+        if kind == "S" and isinstance(value, str | int | float):
+            return _text_v2(value)[: dtype.itemsize].ljust(dtype.itemsize, b"\0"), None
+        if kind in "mM" and isinstance(value, str):  # zarr-python 3.0 and releases before 2.2 wrote dates as text
+            return np.array(value, dtype.numpy).tobytes(), None
+        if kind in "SV" and not isinstance(value, str):
+            raise TypeError
+    except _INVALID:
+        raise _wrong(value, dtype) from None
     return from_v3(value, dtype)
 
 
 def from_v3(value: JSON, dtype: DataType) -> Fill:
     """Parse a fill value of v3, in every form that the specification allows. Raise MetadataError."""
-    if dtype.name:
-        return None, value
-    if dtype.itemsize:
-        return _item(value, dtype.numpy), None
-    if dtype.kind == "T" and isinstance(value, str | int | float):  # zarr-python converts numbers to text
-        return None, str(value)
-    if dtype.kind == "B" and isinstance(value, str | list):
-        return None, _bytes(value, dtype.numpy)
-    raise _wrong(value, dtype.numpy)
+    try:
+        if dtype.itemsize:
+            return _item(value, dtype.numpy), None
+        if dtype.kind == "B":
+            return None, _bytes(value)
+        if isinstance(value, str | int | float):  # zarr-python converts numbers to text
+            return None, str(value)
+        raise TypeError
+    except _INVALID:
+        raise _wrong(value, dtype) from None
 
 
 def value_of(data: bytes, dtype: Dtype) -> Any:
@@ -81,8 +86,6 @@ def as_v2(array: ArrayMetadata) -> JSON:
     if not array.dtype.itemsize:
         value = array.fill_object
         return _base64(value) if isinstance(value, bytes) else value
-    if array.dtype.name:
-        return array.fill_object
     if array.dtype.kind == "S" and array.fill is not None:  # tensorstore demands the bytes of a whole item
         return _base64(array.fill)
     return None if array.fill is None else _as_json(array.fill, array.dtype.numpy)
@@ -94,8 +97,6 @@ def as_v3(array: ArrayMetadata) -> JSON:
     if not dtype.itemsize:
         value = array.fill_object
         return (value or "") if dtype.kind == "T" else _base64(value or b"")
-    if dtype.name:
-        return 0 if array.fill_object is None else array.fill_object
     data = bytes(dtype.itemsize) if array.fill is None else array.fill
     if dtype.kind in "mM" and value_of(data, dtype.numpy) == _NOT_A_TIME:
         return "NaT"
@@ -116,58 +117,77 @@ def float_of(text: str) -> float | str:
     return found
 
 
-# -- conversion to bytes
+# -- conversion to bytes; these functions raise one of _INVALID
 
 
-def _wrong(value: JSON, dtype: Dtype) -> MetadataError:
+def _wrong(value: JSON, dtype: DataType) -> MetadataError:
     try:
         quoted = repr(value)
     except (RecursionError, ValueError):  # nested too deeply, or with too many digits
         quoted = f"an object of type {type(value).__name__}"
-    return MetadataError(f"fill_value: {quoted[:60]} is not a value of dtype {'fields' if dtype.names else dtype.str}")
-
-
-def _made(value: Any, dtype: Dtype) -> bytes:
-    """Return the bytes of an item that numpy makes of `value`; floats that are too large become infinite."""
-    try:
-        with np.errstate(all="ignore"):
-            return np.array(value, dtype).tobytes()
-    except (ValueError, TypeError, OverflowError):
-        raise _wrong(value, dtype) from None
+    shown = "fields" if dtype.numpy.names else dtype.text
+    return MetadataError(f"fill_value: {quoted[:60]} is not a value of dtype {shown}")
 
 
 def _item(value: JSON, dtype: Dtype) -> bytes:
-    """Return the bytes of an item. Raise MetadataError."""
-    kind = dtype.kind
-    if kind == "f":
-        return _float(value, dtype)
+    """Return the bytes of an item, padded with zeros."""
+    kind, size = dtype.kind, dtype.itemsize
     if kind in "iumM":
-        return _integral(_NOT_A_TIME if value == "NaT" and kind in "mM" else value, dtype)
-    if kind == "b" and type(value) is bool:
-        return b"\1" if value else b"\0"
-    if kind == "c" and isinstance(value, list) and len(value) == 2:
-        return _float(value[0], _part(dtype)) + _float(value[1], _part(dtype))
-    if kind == "U" and isinstance(value, str):
-        return _padded(value.encode(f"utf-32-{_order(dtype)[0]}e", "surrogatepass"), value, dtype)
-    if isinstance(value, dict) and dtype.names:
-        if value.keys() != set(dtype.names):
-            raise MetadataError("fill_value: not the fields of the data type")
-        return b"".join(_item(value[name], inner) for name, inner in fields_of(dtype))
-    if kind in "SV" and isinstance(value, str | list):
-        return _padded(_bytes(value, dtype), value, dtype)
-    raise _wrong(value, dtype)
+        data = _whole(value, kind).to_bytes(size, _order(dtype), signed=kind != "u")
+    elif kind == "f":
+        data = _float(value, dtype)
+    elif kind == "c" and isinstance(value, list) and len(value) == 2:
+        data = _float(value[0], _part(dtype)) + _float(value[1], _part(dtype))
+    elif kind == "b" and type(value) is bool:
+        data = bytes([value])
+    elif kind == "U" and isinstance(value, str):
+        data = value.encode(f"utf-32-{_order(dtype)[0]}e", "surrogatepass")
+    elif dtype.names and isinstance(value, dict) and value.keys() == set(dtype.names):
+        data = b"".join(_item(value[name], inner) for name, inner in fields_of(dtype))
+    elif kind in "SV":
+        data = _bytes(value)
+    else:
+        raise TypeError
+    if len(data) > size:
+        raise ValueError
+    return data.ljust(size, b"\0")
 
 
-def _integral(value: JSON, dtype: Dtype) -> bytes:
-    text = isinstance(value, str) and dtype.kind in "iu" and _DIGITS.fullmatch(value)
+def _whole(value: JSON, kind: str) -> int:
+    if value == "NaT" and kind in "mM":
+        return _NOT_A_TIME
+    text = isinstance(value, str) and kind in "iu" and _DIGITS.fullmatch(value)
     if text or (type(value) is float and value.is_integer()):
-        value = int(value)  # zarr-python 2 and 3 accept these, too
+        return int(value)  # zarr-python 2 and 3 accept these, too
     if type(value) is not int:
-        raise _wrong(value, dtype)
-    try:  # numpy 1 drops the bits that are too many
-        return value.to_bytes(dtype.itemsize, _order(dtype), signed=dtype.kind != "u")
-    except OverflowError:
-        raise _wrong(value, dtype) from None
+        raise TypeError
+    return value
+
+
+def _float(value: JSON, dtype: Dtype) -> bytes:
+    if isinstance(value, str) and _BITS.fullmatch(value) and len(value) == 2 + 2 * dtype.itemsize:
+        return int(value, 16).to_bytes(dtype.itemsize, _order(dtype))
+    if type(value) not in (int, float, str):  # text, such as "NaN", is converted because zarr-python accepts it
+        raise TypeError
+    with np.errstate(all="ignore"):  # floats that are too large become infinite
+        return np.array(float(value), dtype).tobytes()
+
+
+def _bytes(value: JSON) -> bytes:
+    """Decode base64, or a list of numbers."""
+    if isinstance(value, str):
+        return binascii.a2b_base64(value)
+    if not isinstance(value, list) or any(type(item) is not int for item in value):
+        raise TypeError
+    return bytes(value)
+
+
+def _text_v2(value: str | float) -> bytes:
+    """Decode base64, or the plain text or number that zarr-python wrote before 2.2."""
+    try:
+        return binascii.a2b_base64(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return str(value).encode("ascii")
 
 
 def _order(dtype: Dtype) -> Endian:
@@ -177,52 +197,6 @@ def _order(dtype: Dtype) -> Endian:
 def _part(dtype: Dtype) -> Dtype:
     """Return the dtype of the real and of the imaginary part of a complex one."""
     return np.dtype(f"{dtype.str[0]}f{dtype.itemsize // 2}")
-
-
-def _float(value: JSON, dtype: Dtype) -> bytes:
-    if type(value) not in (int, float, str):
-        raise _wrong(value, dtype)
-    if isinstance(value, str) and _BITS.fullmatch(value) and len(value) == 2 + 2 * dtype.itemsize:
-        return int(value, 16).to_bytes(dtype.itemsize, _order(dtype))
-    try:
-        number = float(value)  # text, such as "NaN", is converted as well, because zarr-python accepts it
-    except (ValueError, OverflowError):
-        raise _wrong(value, dtype) from None
-    try:
-        return struct.pack(dtype.str[0] + dtype.char, number)
-    except (struct.error, OverflowError):  # a size that struct lacks, and a number that becomes infinite
-        return _made(number, dtype)
-
-
-def _padded(data: bytes, value: JSON, dtype: Dtype) -> bytes:
-    """Pad `data` with zeros to the size of an item. Raise MetadataError if it is longer."""
-    if len(data) > dtype.itemsize:
-        raise _wrong(value, dtype)
-    return data.ljust(dtype.itemsize, b"\0")
-
-
-def _bytes(value: str | list[JSON], dtype: Dtype) -> bytes:
-    """Decode base64, or a list of numbers."""
-    try:
-        if isinstance(value, str):
-            return binascii.a2b_base64(value)
-        if all(type(item) is int for item in value):
-            return bytes(value)
-    except ValueError:
-        pass
-    raise _wrong(value, dtype)
-
-
-def _bytes_v2(value: str | float, dtype: Dtype) -> bytes:
-    """Decode base64, or the plain text or number that zarr-python wrote before 2.2."""
-    try:
-        data = binascii.a2b_base64(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        try:
-            data = str(value).encode("ascii")
-        except ValueError:
-            raise _wrong(value, dtype) from None
-    return data[: dtype.itemsize].ljust(dtype.itemsize, b"\0")
 
 
 # -- conversion to JSON

@@ -54,13 +54,11 @@ def parse_array(
 def array_json(array: ArrayMetadata) -> dict[str, JSON]:
     """Return the members of the `.zarray` of an array. Raise MetadataError if v2 cannot express it."""
     order, filters, compressor = _codecs(array)
-    if array.dtype.name and array.generation != "v2":
-        raise MetadataError(f"dtype {array.dtype.name}: Zarr v2 has no such type")
     document: dict[str, JSON] = {
         "zarr_format": 2,
         "shape": list(array.shape),
         "chunks": list(array.grid.chunks),
-        "dtype": dtypes.as_v2(array.dtype),
+        "dtype": array.dtype.text,
         "compressor": compressor,
         "fill_value": _fill_value(array),
         "order": order,
