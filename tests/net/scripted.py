@@ -111,8 +111,9 @@ Check = Callable[[HttpSystem, Scripted], Awaitable[Any]]
 
 
 def run(
-    serve: Callable[[Peer], Awaitable[None]], check: Check, *options: str, origin: str = "", host: str = "127.0.0.1"
-) -> Any:
+    serve: Callable[[Peer], Awaitable[None]], check: Check, *options: str, origin: str = "", host: str = "127.0.0.1",
+    clock: trio.abc.Clock | None = None,
+) -> Any:  # fmt: skip
     """Run `check` on an HttpSystem and a server at `host`; return its result.
 
     `origin` is the URL of the reference set whose targets are read; {port} in it stands for the server's port.
@@ -135,7 +136,7 @@ def run(
                 await files.aclose()
                 nursery.cancel_scope.cancel()
 
-    return trio.run(main)
+    return trio.run(main, clock=clock)
 
 
 async def get(web: HttpSystem, server: Scripted, start: int = 10, stop: int = 110, path: str = "/v") -> bytes:

@@ -464,6 +464,29 @@ def test_a_remembered_redirect_to_a_failing_server_is_requested_again(failure: s
     run(serve, check)
 
 
+def test_idle_connections_are_closed_after_a_while() -> None:
+    """There are no requests meanwhile; the clock jumps as soon as nothing happens."""
+    together = trio.Event()
+
+    async def serve(peer: Peer) -> None:
+        while (request := await peer.heard()) is not None:
+            if peer.server.connections == 4:
+                together.set()
+            await together.wait()
+            await peer.send(right(request))
+
+    async def check(web: HttpSystem, server: Scripted) -> None:
+        for before in 0, 4:
+            async with trio.open_nursery() as nursery:
+                for _ in range(4):
+                    nursery.start_soon(get, web, server)
+            assert server.ended == before
+            await trio.sleep(20)
+            assert server.ended >= before + (1 if before else 4)
+
+    run(serve, check, clock=trio.testing.MockClock(autojump_threshold=0.1))
+
+
 def test_cookies_are_sent_only_to_the_server_that_set_them() -> None:
     """A login like that of Earthdata: the data server redirects to a login server, and later sets a cookie."""
 

@@ -12,16 +12,19 @@ import os
 import socket
 import ssl
 import time
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import trio
 
+from zarrfs.concurrency.tasks import in_background
 from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net.addresses import is_public, not_public
 from zarrfs.net.messages import BadAnswer
 from zarrfs.net.responses import Transient
-from zarrfs.net.tls import Tls, context_of, tls_error
+from zarrfs.net.tls import context_of, tls_error
 from zarrfs.net.transport import Connection
+from zarrfs.net.weboptions import Proxy, WebOptions, lines
 
 _IDLE = 15.0  # seconds for which an idle connection is kept
 _KEPT = 256  # the greatest number of idle connections, of all servers together
@@ -29,47 +32,46 @@ _NEXT = 2.0  # seconds until the next address of a name is tried
 _ADDRESSES = 60.0  # seconds for which the addresses of a name are cached
 
 
-class Proxy(NamedTuple):
-    """An HTTP proxy through which a server is reached, for https with CONNECT."""
-
-    host: str
-    port: int
-    lines: str  # headers that only the proxy gets, each with its line end
-
-    def __str__(self) -> str:
-        """Return the name of the proxy in messages."""
-        return f"proxy {self.host}:{self.port}"
-
-
 class Server:
-    """A server as it is reached with one set of options, and its addresses.
+    """A web server, as it is reached with the options of one place.
 
-    `guarded`: connect to public addresses only. `name` is a host name or an address, without brackets.
+    `name` is a host name or an address, without brackets. `guarded`: connect to public addresses only. `personal`: it
+    may get credentials of the user. `headers`: of every request.
     """
 
-    def __init__(self, scheme: str, name: str, port: int, guarded: bool, tls: Tls, proxy: Proxy | None) -> None:
-        self.scheme, self.name, self.port, self.guarded = scheme, name, port, guarded
-        self.tls, self.proxy = tls, proxy
+    def __init__(
+        self, scheme: str, name: str, port: int, guarded: bool, personal: bool, options: WebOptions,
+        proxy: Proxy | None, headers: Mapping[str, str],
+    ) -> None:  # fmt: skip
+        self.scheme, self.name, self.port = scheme, name, port
+        self.guarded, self.personal, self.options, self.proxy = guarded, personal, options, proxy
         # whether requests are sent to the proxy itself, rather than through a tunnel to the server
         self.forwarded = proxy is not None and scheme == "http"
         self.host = f"[{name.partition('%')[0]}]" if ":" in name else name
         if port != (443 if scheme == "https" else 80):
             self.host += f":{port}"
+        self.lines = lines({"Host": self.host, **headers}) + (proxy.lines if proxy and self.forwarded else "")
         self._lookup = trio.Lock()
         self._addresses: list[tuple[socket.AddressFamily, Any]] = []
         self._looked_up = -math.inf
+        self._good: Any = None  # the address that has answered last
 
     async def connect(self, where: str, patience: float) -> Connection:
         """Make a new connection. `where` is for messages, `patience` the timeout of the request in seconds.
 
         Raise AccessDenied, ReadError, Transient, OSError.
         """
-        connection = Connection(await self._socket(where, patience))
+        try:
+            connection = Connection(await self._socket(where, patience), self)
+        except OSError as exc:
+            if self.proxy is None:
+                raise
+            raise Transient(f"{self.proxy}: {exc.strerror or exc}") from exc
         try:
             if self.proxy is not None and not self.forwarded:
                 await self._through(self.proxy, connection, where, patience)
             if self.scheme == "https":
-                await connection.encrypt(await context_of(self.tls, where), self.name)
+                await connection.encrypt(await context_of(self.options.tls, where), self.name)
         except ssl.SSLError as exc:
             connection.close()
             raise tls_error(exc, where) from exc
@@ -102,87 +104,80 @@ class Server:
             raise BadAnswer("the proxy sends more than its answer")
 
     async def _socket(self, where: str, patience: float) -> socket.socket:
-        """Return a socket that is connected to the first address of the server, or of its proxy, that answers."""
+        """Return a socket that is connected to the first address of the server, or of its proxy, that answers.
+
+        The address that has answered last is tried first.
+        """
         name, port = (self.proxy.host, self.proxy.port) if self.proxy else (self.name, self.port)
         async with self._lookup:
             if time.monotonic() - self._looked_up > _ADDRESSES:
-                try:
-                    found = await trio.socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
-                except OSError as exc:
-                    if self.proxy is None:
-                        raise
-                    raise Transient(f"{self.proxy}: {exc.strerror or exc}") from exc
-                good = self._addresses[:1]  # the one that has answered last stays the first
+                found = await trio.socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
                 self._addresses = [(family, address) for family, _, _, _, address in found]
-                self._addresses.sort(key=lambda one: one not in good)
                 self._looked_up = time.monotonic()
-        error: Exception = OSError(errno.EHOSTUNREACH, "no address")
-        admitted, failed = [], None
-        for family, address in self._addresses:
-            # With a proxy, this is the address of the proxy, which the user has named, so it may be private.
-            if not self.guarded or self.proxy or is_public(str(address[0])):
-                admitted.append((family, address))
-            else:
-                error = AccessDenied(where, not_public(str(address[0])))
-        for one in admitted:
-            last = one is admitted[-1]
+        # With a proxy, these are the addresses of the proxy, which the user has named, so they may be private.
+        guarded = self.guarded and self.proxy is None
+        admitted = [one for one in self._addresses if not guarded or is_public(str(one[1][0]))]
+        if not admitted:
+            raise AccessDenied(where, not_public(str(self._addresses[0][1][0])))
+        error: OSError | None = None
+        for left, one in enumerate(sorted(admitted, key=lambda one: one != self._good), 1 - len(admitted)):
             try:
-                with trio.move_on_after(math.inf if last else min(_NEXT, patience / 4)):
-                    sock = await _connection(*one)
-                    self._addresses.sort(key=lambda other: other != one)  # try it first from now on
+                with trio.move_on_after(min(_NEXT, patience / 4) if left else math.inf):
+                    sock = await _connected(*one)
+                    self._good = one
                     return sock
             except OSError as exc:
-                failed = failed or exc  # the first: the last may be one of IPv6, which this machine does not reach
-            self._addresses.sort(key=lambda other: other == one)  # others are tried before it from now on
+                error = error or exc  # the first: the last may be one of IPv6, which this machine does not reach
         self._looked_up = -math.inf
-        error = failed or error
-        if self.proxy is not None and isinstance(error, OSError):
-            raise Transient(f"{self.proxy}: {error.strerror or error}") from error
-        raise error
+        raise error or OSError(errno.EHOSTUNREACH, os.strerror(errno.EHOSTUNREACH))
 
 
 class Pool:
     """The idle connections of one client."""
 
     def __init__(self) -> None:
-        self._idle: list[tuple[Server, Connection, float]] = []  # with the time since when; the oldest first
-        self._closed = False
+        self._idle: list[Connection] = []  # the one that is idle for the longest time first
+        self._closed = self._sweeping = False
 
     async def take(self, server: Server, where: str, patience: float) -> tuple[Connection, bool]:
         """Return (an idle connection or else a new one, whether it was used before)."""
-        self._close_old()
-        for at in reversed(range(len(self._idle))):
-            if self._idle[at][0] is server:
-                _, connection, _ = self._idle.pop(at)
+        for connection in reversed(self._idle):
+            if connection.server is server:
+                self._idle.remove(connection)
                 if connection.is_quiet():
                     return connection, True
                 connection.close()
         return await server.connect(where, patience), False
 
-    def give(self, server: Server, connection: Connection) -> None:
+    def give(self, connection: Connection) -> None:
         """Keep a connection for the next request, or close it. Its last answer must have been received to the end."""
         if self._closed or connection.ahead:
             connection.close()
             return
-        self._idle.append((server, connection, time.monotonic()))
-        self._close_old()
+        connection.idle_since = trio.current_time()
+        self._idle.append(connection)
+        if len(self._idle) > _KEPT:
+            self._idle.pop(0).close()
+        if not self._sweeping:
+            self._sweeping = True
+            in_background(self._sweep)
 
     def close(self) -> None:
         """Close idle connections, and from now on all that are given back."""
         self._closed = True
-        for _, connection, _ in self._idle:
-            connection.close()
-        self._idle = []
+        while self._idle:
+            self._idle.pop().close()
 
-    def _close_old(self) -> None:
-        while self._idle and (len(self._idle) > _KEPT or self._idle[0][2] <= time.monotonic() - _IDLE):
-            self._idle.pop(0)[1].close()
+    async def _sweep(self) -> None:
+        """Close each connection that is idle for too long, until none is left."""
+        while self._idle:
+            await trio.sleep_until(self._idle[0].idle_since + _IDLE)
+            while self._idle and self._idle[0].idle_since + _IDLE <= trio.current_time():
+                self._idle.pop(0).close()
+        self._sweeping = False
 
 
-# -- sockets
-
-
-async def _connection(family: socket.AddressFamily, address: Any) -> socket.socket:
+async def _connected(family: socket.AddressFamily, address: Any) -> socket.socket:
     """Return a connected, non-blocking socket.
 
     It is not a socket of trio, because each call of those yields to the scheduler: ten times for a request.

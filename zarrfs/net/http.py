@@ -24,8 +24,8 @@ from zarrfs.net import identity
 from zarrfs.net.failures import check_bucket, failure, raise_for_status, raise_from
 from zarrfs.net.reach import Trust
 from zarrfs.net.responses import Entry, Fetched, System, Transient, http_date, too_large
-from zarrfs.net.transport import Cut
-from zarrfs.net.web import Response, Web
+from zarrfs.net.transport import Cut, Response
+from zarrfs.net.web import Web
 from zarrfs.system.buffers import Buffer
 
 log = logging.getLogger(__name__)
@@ -149,9 +149,9 @@ class HttpSystem(System):
             if stop is None and end - start > self._limit:
                 raise too_large(without_secrets(url), self._limit)
             size = (end if stop is None else min(stop, end)) - start
-            if 0 <= response.body.left < size:  # do not read on into the next answer
+            if 0 <= response.left < size:  # do not read on into the next answer
                 raise Cut
-            data = await response.body.read(size)
+            data = await response.read(size)
             if len(data) < size:
                 raise Cut
             return with_attributes(Fetched(data, tag(response), total), response, start)
@@ -260,7 +260,7 @@ def web_host(url: str) -> str:
 async def _part(response: Response, skip: int, want: int) -> tuple[Buffer, int]:
     """Return (up to `want` bytes of a decoded body after its first `skip`, the number of all bytes seen)."""
     if not skip and want <= _WHOLE and not _coding(response):
-        data = await response.body.read(want)
+        data = await response.read(want)
         return data, len(data)
     found = bytearray()
     seen = 0
@@ -277,7 +277,7 @@ async def _pieces(response: Response) -> AsyncIterator[bytes]:
     """Yield the pieces of a body; decode them if the server has encoded the body without being asked to."""
     coding = _coding(response)
     if not coding:
-        while piece := await response.body.piece():
+        while piece := await response.piece():
             yield piece
         return
     if coding not in ("gzip", "x-gzip", "deflate"):
@@ -293,7 +293,7 @@ async def _pieces(response: Response) -> AsyncIterator[bytes]:
 async def _decoded(response: Response, window: int) -> AsyncIterator[bytes]:
     """Yield the decoded pieces of a zlib or gzip body, which may consist of several streams in sequence."""
     decoder, begun = zlib.decompressobj(window), False
-    while piece := await response.body.piece(_PIECE):
+    while piece := await response.piece(_PIECE):
         while piece:
             begun = True
             yield decoder.decompress(piece, _PIECE)

@@ -10,13 +10,20 @@ import contextlib
 import math
 import socket
 import ssl
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import trio
 
+from zarrfs.errors import ReadError
 from zarrfs.net import messages
 from zarrfs.net.messages import CHUNKED, LINE_MAX, TO_THE_END, BadAnswer, Head
 from zarrfs.net.responses import Transient
 from zarrfs.system.buffers import Buffer, unfilled
+
+if TYPE_CHECKING:
+    from zarrfs.net.connections import Server
+    from zarrfs.net.web import Hop
 
 _WAITS = (BlockingIOError, ssl.SSLWantReadError)  # raised if there is nothing to receive yet
 _FIRST = 16 << 10  # bytes that are received in one call until the body begins
@@ -36,10 +43,11 @@ class Cut(Transient):
 class Connection:
     """A connection, for one request after the other."""
 
-    __slots__ = ("_low", "_steps", "ahead", "sock", "tls")
+    __slots__ = ("_low", "_steps", "ahead", "idle_since", "server", "sock", "tls")
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock, self.tls = sock, False
+    def __init__(self, sock: socket.socket, server: Server) -> None:
+        self.sock, self.server, self.tls = sock, server, False
+        self.idle_since = 0.0  # while it is in a Pool
         self.ahead = b""  # bytes that were received, but not returned yet
         self._low = 1  # bytes that the kernel gathers before the socket is readable: SO_RCVLOWAT
         self._steps = 0  # since the connection last waited
@@ -161,17 +169,46 @@ class Connection:
         return False
 
 
-class Body:
-    """The body of an answer, whose bytes can be read once, in order.
+class Response:
+    """An answer, whose body can be read once, in order. The caller ends it by `async with`, release() or close().
 
-    `left` is the number of bytes that follow, CHUNKED or TO_THE_END; 0 at the end of the body.
+    `left`: the number of bytes of the body that follow, CHUNKED or TO_THE_END; 0 at its end. `hops`: the places that
+    the request went to. `keep` gets the connection if another request can be sent on it.
     """
 
-    __slots__ = ("_chunk", "_connection", "left")
+    __slots__ = ("_chunk", "_connection", "_keep", "headers", "hops", "left", "persistent", "reason", "status")
 
-    def __init__(self, connection: Connection, length: int) -> None:
-        self._connection, self.left = connection, length
-        self._chunk = 0  # bytes left of the present chunk
+    def __init__(
+        self, connection: Connection, method: str, head: Head, hops: list[Hop], keep: Callable[[Connection], None]
+    ) -> None:
+        self.status, self.reason, self.headers, self.persistent = head
+        self.left, self._chunk = messages.body_length(head, method), 0  # bytes left of the present chunk
+        self.hops, self._connection, self._keep = hops, connection, keep
+
+    async def __aenter__(self) -> Response:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is None or isinstance(error, ReadError) or (isinstance(error, Transient) and not error.begun):
+            await self.release()
+        else:
+            self.close()
+        if isinstance(error, OSError):
+            raise Cut(error.strerror or str(error)) from error
+
+    async def release(self) -> None:
+        """Keep the connection for the next request if the rest of the body is short; else close it."""
+        kept = False
+        try:
+            kept = self.persistent and (self.left == 0 or await self._drain())
+        except (OSError, Transient):
+            pass
+        finally:
+            (self._keep if kept else Connection.close)(self._connection)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
 
     async def read(self, most: int) -> Buffer:
         """Return the next `most` bytes; fewer only at the end of the body. Raise Cut, BadAnswer, OSError."""
@@ -205,7 +242,7 @@ class Body:
             self.left -= len(data)
         return data
 
-    async def drain(self) -> bool:
+    async def _drain(self) -> bool:
         """Receive the rest if it is short and has already arrived; return whether the body is at its end."""
         had = 0
         with trio.CancelScope(deadline=-math.inf):  # do not wait for anything

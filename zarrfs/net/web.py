@@ -22,12 +22,12 @@ from zarrfs.config.urls import place_of, web_place
 from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net.addresses import is_public, literal, not_public
 from zarrfs.net.connections import Pool, Server
-from zarrfs.net.messages import Head, body_length
+from zarrfs.net.messages import Head
 from zarrfs.net.reach import Trust
 from zarrfs.net.responses import Transient
 from zarrfs.net.tls import tls_error
-from zarrfs.net.transport import Body, Connection, Cut
-from zarrfs.net.weboptions import WebOptions, basic, from_netrc, lines, proxy_of, web_options
+from zarrfs.net.transport import Response
+from zarrfs.net.weboptions import basic, from_netrc, lines, proxy_of, web_options
 
 if TYPE_CHECKING:
     import http.cookiejar
@@ -36,11 +36,9 @@ if TYPE_CHECKING:
 
 _REDIRECTS = 10
 _STATUSES = (301, 302, 303, 307, 308)
-_SITES = 256  # places whose options and connections are kept
+_SERVERS = 256  # servers whose options and addresses are kept
 _FOLLOWED = 60.0  # seconds for which a redirect is applied without a request to the original place
 _REMEMBERED = 65_536  # redirects that are remembered for this time
-# Statuses of answers if a remembered redirect has expired; a bucket answers 400 if a token in a signed URL has.
-_DENIALS = (400, 401, 403, 404, 410)
 _COOKIES = 1024  # cookies that are remembered
 # Headers that are never taken from options.
 _OURS = ("Accept-Encoding", "Range", "If-Range", "Connection", "Content-Length", "Transfer-Encoding")
@@ -52,22 +50,13 @@ _PLAIN = re.compile(
 )
 
 
-class _Site(NamedTuple):
-    """One place: its server and the options of requests to it."""
-
-    server: Server
-    options: WebOptions
-    lines: str  # the headers of every request
-    personal: bool  # whether the place may get credentials of the user
-
-
 class Hop(NamedTuple):
     """One place that a request goes to: the first one, or where it is redirected to."""
 
     url: str
     place: str  # scheme://host:port
     target: str  # path and query, as they are sent
-    site: _Site
+    server: Server
     credentials: str  # an Authorization header of the URL itself, with its line end
 
     @property
@@ -85,47 +74,6 @@ class Hop(NamedTuple):
         return in_one_spelling(path) == in_one_spelling(asked + "/")
 
 
-class Response:
-    """An answer whose body has not been received yet. The caller ends it by `async with`, release() or close()."""
-
-    __slots__ = ("_connection", "_pool", "_server", "body", "headers", "hops", "persistent", "reason", "status")
-
-    def __init__(
-        self, head: Head, body: Body, connection: Connection, server: Server, pool: Pool, hops: list[Hop]
-    ) -> None:
-        self.status, self.reason, self.headers, self.persistent = head
-        self.body, self.hops = body, hops
-        self._connection, self._server, self._pool = connection, server, pool
-
-    async def __aenter__(self) -> Response:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        if kind is None or isinstance(error, ReadError) or (isinstance(error, Transient) and not error.begun):
-            await self.release()
-        else:
-            self.close()
-        if isinstance(error, OSError):
-            raise Cut(error.strerror or str(error)) from error
-
-    async def release(self) -> None:
-        """Keep the connection for the next request if the rest of the body is short; else close it."""
-        keep = False
-        try:
-            keep = self.persistent and (self.body.left == 0 or await self.body.drain())
-        except (OSError, Transient):
-            pass
-        finally:
-            if keep:
-                self._pool.give(self._server, self._connection)
-            else:
-                self._connection.close()
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
-
-
 class Web:
     """The HTTP client of one RemoteFiles. `anonymous`: send no credentials, except those in the URL."""
 
@@ -133,7 +81,7 @@ class Web:
         self._trust, self._anonymous = trust, anonymous
         self._timeout = options.request_timeout
         self._pool = Pool()
-        self._sites: LRU[object, _Site] = LRU(_SITES)
+        self._servers: LRU[object, Server] = LRU(_SERVERS)
         self._final: LRU[str, tuple[str, float]] = LRU(_REMEMBERED)  # by URL: (where it leads, when to forget that)
         self._jar: http.cookiejar.CookieJar | None = None
 
@@ -145,43 +93,34 @@ class Web:
         """
         where = without_secrets(url)
         first = self._hop(url, None, where)
-        hops = [first]
-        final, until = self._final.get(url, ("", 0.0)) if method == "GET" else ("", 0.0)
-        remembered = until > time.monotonic()
-        if remembered:
-            hops.append(self._hop(final, first, where))
-        redirected, lasting = False, True  # lasting: all redirects that were followed may be remembered
+        final = self._final.pop(url, None) if method == "GET" else None
+        if final is not None and final[1] > time.monotonic():
+            response = await self._send(method, [first, self._hop(final[0], first, where)], more, where)
+            if response.status < 300:
+                self._final.put(url, final)
+            if response.status < 300 or response.status >= 500:
+                return response
+            await response.release()  # it may have expired: the original place knows
+        hops, lasting = [first], True  # lasting: all redirects that were followed may be remembered
         while True:
+            response = await self._send(method, hops, more, where)
             try:
-                response = await self._send(method, hops, more, where)
-            except BaseException:
-                self._final.pop(url, None)
-                raise
-            if remembered and response.status >= 400:
-                self._final.pop(url, None)  # the next attempt goes to the original place
-                if response.status in _DENIALS:
-                    await response.release()
-                    remembered, hops = False, hops[:1]
-                    continue
-            try:
-                onward = self._onward(response, hops, where) if first.site.options.redirects else None
+                onward = self._onward(response, hops, where) if first.server.options.redirects else None
                 if onward is None:
-                    if redirected and lasting and response.status < 300 and hops[-1].url != url:
+                    if lasting and response.status < 300 and hops[-1].url != url:
                         self._final.put(url, (hops[-1].url, time.monotonic() + _FOLLOWED))
                     return response
+                hops.append(onward)
                 if slash and onward.is_directory_of(first):
-                    hops.append(onward)
                     return response
-                redirected = True
                 kept = response.headers.get("Cache-Control").lower()
                 lasting = lasting and "set-cookie" not in response.headers and "no-" not in kept
-                if len(hops) > _REDIRECTS:
+                if len(hops) > _REDIRECTS + 1:
                     raise ReadError(where, f"is redirected more than {_REDIRECTS} times")  # noqa: TRY301
             except BaseException:
                 response.close()
                 raise
             await response.release()
-            hops.append(onward)
 
     def close(self) -> None:
         """Close the connections that are not in use."""
@@ -203,45 +142,39 @@ class Web:
                 credentials = lines({"Authorization": basic(found.user or "", found.password or "")})
         name = name.lower()
         place = place_of(scheme, name, port)
-        site = self._site(url, scheme, name, port, place, first, where)
-        if first is None and site.options.params:
-            target += ("&" if "?" in target else "?") + urlencode(site.options.params)
-        return Hop(url, place, target, site, credentials)
+        server = self._server(url, scheme, name, port, place, first, where)
+        if first is None and server.options.params:
+            target += ("&" if "?" in target else "?") + urlencode(server.options.params)
+        return Hop(url, place, target, server, credentials)
 
-    def _site(
+    def _server(
         self, url: str, scheme: str, name: str, port: int, place: str, first: Hop | None, where: str
-    ) -> _Site:  # fmt: skip
+    ) -> Server:  # fmt: skip
         redirected = first is not None and first.place != place
-        key = place, redirected, redirected and first is not None and first.site.personal
-        site = self._sites.use(key)
-        if site is not None:
-            return site
+        by_trusted = redirected and first is not None and first.server.personal
+        key = place, redirected, by_trusted
+        server = self._servers.use(key)
+        if server is not None:
+            return server
         if not 0 < port < 65_536 or not name:
             raise ReadError(where, "not a URL: no such port or host")
         given = self._trust.given(url, redirected)
         personal = given.personal and not self._anonymous
         options = web_options(given.options, where)
-        guarded = self._trust.must_be_public(place_of(scheme, name, port))
+        guarded = self._trust.must_be_public(place)
         address = literal(name) if guarded else None
         if address is not None and not is_public(address):
             shown = f"{where}: is redirected to {without_secrets(url)}" if first is not None else where
             raise AccessDenied(shown, not_public(address))
-        proxy = proxy_of(options, scheme, name, where)
-        server = Server(scheme, name, port, guarded, options.tls, proxy)
-        headers = {"Host": server.host, "Accept": "*/*", "User-Agent": "zarrfs"}
-        own = {header.title(): header for header in headers}
-        for header, value in options.headers.items():
-            headers[own.get(header.title(), header)] = value
-        headers = {header: value for header, value in headers.items() if header.title() not in _OURS}
-        coding = options.headers.get("Accept-Encoding", "") if self._anonymous else ""
-        headers["Accept-Encoding"] = coding or "identity"
-        authorized = any(header.title() == "Authorization" for header in headers)
+        headers = {"Accept": "*/*", "User-Agent": "zarrfs"}
+        headers |= {header: value for header, value in options.headers.items() if header not in _OURS}
+        headers["Accept-Encoding"] = (self._anonymous and options.headers.get("Accept-Encoding")) or "identity"
         # A host in ~/.netrc also gets its password if a server that may get the user's credentials has redirected to
         # it, because the login of Earthdata works like this.
-        if not authorized and (personal or key[2]) and (credentials := from_netrc(name)):
-            headers["Authorization"] = credentials
-        made = lines(headers) + (proxy.lines if proxy and server.forwarded else "")
-        return self._sites.put(key, _Site(server, options, made, personal))
+        if "Authorization" not in headers and (personal or by_trusted) and (login := from_netrc(name)):
+            headers["Authorization"] = login
+        proxy = proxy_of(options, scheme, name, where)
+        return self._servers.put(key, Server(scheme, name, port, guarded, personal, options, proxy, headers))
 
     def _parsed(self, url: str, where: str) -> yarl.URL:
         """Parse a URL that _PLAIN does not match. Raise ReadError if it is invalid or ambiguous."""
@@ -284,17 +217,14 @@ class Web:
     async def _send(self, method: str, hops: list[Hop], more: str, where: str) -> Response:
         """Send a request to the last of `hops`, and receive the head of its answer."""
         hop = hops[-1]
-        site = hop.site
-        server = site.server
+        server = hop.server
         if len(hops) > 1:
             where = f"{where}: is redirected to {without_secrets(hop.url)}"
-        target = hop.target
-        if server.forwarded:
-            target = f"http://{server.host}{target}"
-        own = site.lines
+        target = f"http://{server.host}{hop.target}" if server.forwarded else hop.target
+        own = server.lines
         if hop.credentials:
             own = re.sub(r"(?i)^Authorization:.*\r\n", "", own, flags=re.MULTILINE) + hop.credentials
-        if site.options.cookies or self._jar is not None:
+        if server.options.cookies or self._jar is not None:
             own += self._cookies(hop)
         request = f"{method} {target} HTTP/1.1\r\n{own}{more}\r\n".encode("latin-1")
         while True:
@@ -303,27 +233,26 @@ class Web:
                 with contextlib.suppress(ConnectionError, ssl.SSLError):  # what the server sent last says why
                     await connection.send(request)
                 head = await connection.head()
-                if head is None:
-                    if not used:
-                        raise Transient("the connection was closed before an answer came")  # noqa: TRY301
-                    connection.close()  # the server has closed it while it was idle
-                    continue
-                body = Body(connection, body_length(head, method))
+                if head is not None:
+                    response = Response(connection, method, head, hops, self._pool.give)
+                    break
+                if not used:
+                    raise Transient("the connection was closed before an answer came")  # noqa: TRY301
+                connection.close()  # the server has closed it while it was idle
             except (ConnectionError, ssl.SSLError) as exc:
                 connection.close()
-                if used:
-                    continue
-                raise (tls_error(exc, where) if isinstance(exc, ssl.SSLError) else exc) from exc
+                if not used:
+                    raise (tls_error(exc, where) if isinstance(exc, ssl.SSLError) else exc) from exc
             except BaseException:
                 connection.close()
                 raise
-            if "set-cookie" in head.headers:
-                self._remember_cookies(hop, head)
-            return Response(head, body, connection, server, self._pool, hops)
+        if "set-cookie" in head.headers:
+            self._remember_cookies(hop, head)
+        return response
 
     def _cookies(self, hop: Hop) -> str:
         """Return the header with the cookies of a request."""
-        found = [hop.site.options.cookies] if hop.site.options.cookies else []
+        found = [hop.server.options.cookies] if hop.server.options.cookies else []
         if self._jar is not None:
             request: Any = _request(hop)
             self._jar.add_cookie_header(request)

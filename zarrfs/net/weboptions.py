@@ -19,7 +19,6 @@ from zarrfs.config.storage import unknown_option
 from zarrfs.config.urls import names
 from zarrfs.errors import ReadError
 from zarrfs.net.addresses import literal
-from zarrfs.net.connections import Proxy
 from zarrfs.net.tls import Tls
 
 log = logging.getLogger(__name__)
@@ -28,10 +27,22 @@ _TOKEN = re.compile(r"[!#-'*+.0-9A-Z^-z|~-]+")
 _TEXT = re.compile(r"[\t -~\x80-\xff]*")
 
 
+class Proxy(NamedTuple):
+    """An HTTP proxy through which a server is reached, for https with CONNECT."""
+
+    host: str
+    port: int
+    lines: str  # headers that only the proxy gets, each with its line end
+
+    def __str__(self) -> str:
+        """Return the name of the proxy in messages."""
+        return f"proxy {self.host}:{self.port}"
+
+
 class WebOptions(NamedTuple):
     """Options of the requests to one place."""
 
-    headers: dict[str, str]  # in addition to the usual headers of requests; names as given
+    headers: dict[str, str]  # in addition to the usual headers of requests; names in title case
     cookies: str  # value of the Cookie header; "": none
     params: dict[str, str]  # added to the query of the first URL
     proxy: str | None  # its URL; "": none; None: the one that the environment names
@@ -65,7 +76,7 @@ def _translated(options: Mapping[str, Any]) -> WebOptions:
     for name in options:
         if wrong := unknown_option("http", name):
             raise ValueError(wrong)
-    headers = dict(options.get("headers") or {})
+    headers = {name.title(): value for name, value in _checked(options.get("headers") or {}).items()}
     if options.get("token"):
         headers.setdefault("Authorization", f"Bearer {str(options['token']).strip()}")
     if options.get("auth"):
