@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import errno
 import json
-import os
 import re
 import signal
 import socket
@@ -18,15 +16,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.conftest import run
 from tests.faultproxy import FaultProxy, proxy
 from tests.mounts.mounting import counters_of, log_of, mounted
 from tests.mounts.remotevalues import Outcome, Value, cut, document, publish, read, wait_for
 from tests.mounts.test_hard_endings import AT_ONCE, ended
-from tests.servers import Faulty, Nginx, free_port
-from tests.servers import faulty as faulty
+from tests.servers import Nginx, free_port
 from tests.servers import nginx as nginx
 
 __all__ = ["proxy"]
@@ -152,30 +147,6 @@ def test_many_reads_that_wait_for_a_server_do_not_block_other_requests(tmp_path:
             finally:
                 readers.kill()
                 readers.wait()
-
-
-def test_a_read_fails_after_read_timeout_and_logs_why(faulty: Faulty, tmp_path: Path) -> None:
-    """One line names the server, the reason and the duration of the outage, which begins before the read fails."""
-    [value], patience, url = cut(bytes(8 << 10), "v", 8 << 10), 5, faulty.put("/f", bytes(10), forever="slow")
-    source = document(tmp_path / "refs.json", {url: [value]})
-    name = url.split("/")[2]
-    with mounted(source, tmp_path / "mnt", f"{ALONE},read_timeout={patience}s") as root:
-        began = time.monotonic()
-        descriptor = os.open(root / value.key, os.O_RDONLY)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        with pytest.raises(OSError, match="Input/output") as caught:
-            os.pread(descriptor, 10, 0)
-        os.close(descriptor)
-        assert caught.value.errno == errno.EIO
-        # the kernel requests a page twice; a second wait would log a line too
-        assert patience - 0.1 <= time.monotonic() - began <= 60
-        [line] = [line for line in warnings(root) if " ERROR: " in line]
-        says = rf"not read within {patience} s \(-o read_timeout=\): {name} has been out for ([\d.]+) s: "
-        says += r"no answer within 1 s \[EIO\]"
-        found = re.search(says, line)
-        assert found is not None, line
-        assert 0 < float(found[1]) <= time.monotonic() - began + 0.05, line  # the outage begins with the first failure
-    faulty.release()
 
 
 def test_mounting_a_document_fails_soon_if_its_server_is_down(tmp_path: Path) -> None:

@@ -1,10 +1,9 @@
-"""Mounts over real HTTP and S3 servers: documents, targets and stores behind URLs."""
+"""Mounts over real HTTP servers: documents and targets behind URLs; and a store in a zip file."""
 
 from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -19,9 +18,9 @@ from tests.mounts.remotevalues import document as write_document
 from tests.mounts.test_clients import check_hierarchy
 from tests.mounts.test_samples import REFERENCES, files_below, sha256
 from tests.mounts.test_semantics import error_of
-from tests.servers import S3, Faulty, Nginx, faulty, nginx, s3
+from tests.servers import Faulty, Nginx, faulty, nginx
 
-__all__ = ["faulty", "nginx", "proxy", "s3"]
+__all__ = ["faulty", "nginx", "proxy"]
 
 
 def publish_references(root: Path) -> None:
@@ -43,30 +42,6 @@ def test_a_reference_set_with_its_targets_on_a_web_server(nginx: Nginx, tmp_path
         assert found.keys() == expected.keys()
         for key, path in found.items():
             assert (path.stat().st_size, sha256(path)) == (expected[key]["size"], expected[key]["sha256"]), key
-
-
-def test_a_store_on_a_server_that_lists(nginx: Nginx, tmp_path: Path) -> None:
-    shutil.copytree(DATA / "zarr/v2_hier", nginx.listing.root / "v2", dirs_exist_ok=True)
-    with mounted(f"{nginx.listing.url}/v2/", tmp_path / "mnt") as root:
-        assert files_below(root).keys() == files_below(DATA / "zarr/v2_hier").keys()
-        assert check_hierarchy("v2_hier", root) > 10
-
-
-def test_a_store_on_a_server_that_cannot_list(nginx: Nginx, tmp_path: Path) -> None:
-    name = "v3_hier"
-    shutil.copytree(DATA / "zarr" / name, nginx.plain.root / name, dirs_exist_ok=True)
-    with mounted(f"{nginx.plain.url}/{name}", tmp_path / "mnt") as root:
-        assert check_hierarchy(name, root) > 10
-        assert error_of(os.stat, root / "nothing") == errno.ENOENT
-
-
-def test_a_store_on_s3(s3: S3, tmp_path: Path) -> None:
-    for key, path in files_below(DATA / "zarr/v3_hier").items():
-        s3.client.upload_file(str(path), s3.bucket, f"stores/v3/{key}")
-    options = ",".join(f"s3.{name}={value}" for name, value in s3.options.items())
-    with mounted(f"s3://{s3.bucket}/stores/v3", tmp_path / "mnt", options) as root:
-        assert files_below(root).keys() == files_below(DATA / "zarr/v3_hier").keys()
-        assert check_hierarchy("v3_hier", root) > 10
 
 
 def test_a_store_in_a_zip_file(tmp_path: Path) -> None:

@@ -101,19 +101,6 @@ def test_reads_fail_if_the_server_is_down_for_read_timeout(nginx: Nginx, proxy: 
         wait_for(lambda: settled(root))
 
 
-def test_a_read_that_gets_no_answer_ends_with_its_deadline(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
-    """The server sends half of each body and then nothing."""
-    values = cut(publish(nginx.plain.root, "mute.bin", 1 << 20), "v", 64 << 10, gap=0)
-    source = document(tmp_path / "refs.json", {f"{proxy.url}/mute.bin": values})
-    proxy.faults = {"stall": 1}
-    with mounted(source, tmp_path / "mnt", "read_timeout=4s,prefetch=0B") as root:
-        outcome = read_all(root, whole(values), 16)
-        assert (outcome.right, outcome.failed) == (0, {errno.EIO: 16})
-        proxy.faults = {}
-        assert read_all(root, whole(values), 16).right == 16
-        wait_for(lambda: settled(root))
-
-
 # -- one block, many readers
 
 

@@ -312,9 +312,8 @@ def test_prefetch_and_stat_end_at_read_timeout(kind: str) -> None:
     run(main)
 
 
-@pytest.mark.parametrize("url", ["http://me:hush@server/a?sig=hush", "https://server/b?X-Amz-Signature=hush"])
-def test_the_reason_of_an_outage_contains_no_secrets(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    server = Server(out_until(1e9, f"Cannot get {url} {1000 * 'x'}"))
+def test_the_reason_of_an_outage_contains_no_secrets(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server(out_until(1e9, f"Cannot get http://me:hush@server/a?sig=hush {1000 * 'x'}"))
     ranges = RequestQueue(dataclasses.replace(OPTIONS, read_timeout=10.0))
 
     async def main() -> None:
