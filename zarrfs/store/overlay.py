@@ -93,13 +93,16 @@ class Now:
         self._overlay, self._upper = overlay, overlay.upper
         self.infos: dict[str, Info | None] = {}
         self.children: dict[str, list[Info]] = {}  # in directories of the lower store
+        self.absent: set[str] = set()  # keys without an upper entry
         self.covered: dict[str, bool] = {}  # whether the upper directory hides an entry
 
     def find(self, key: str) -> OverlayEntry:
         """Return the entry at a valid key, as Overlay.find() does."""
         if self._overlay.hides(key):
             raise NotFound(key)
-        status = self._upper.status(key)
+        status = None if key in self.absent else self._upper.status(key)
+        if status is None:
+            self.absent.add(key)
         below = self.below(key) if status is None or stat.S_ISDIR(status.st_mode) else None
         if status is None and below is None:
             raise NotFound(key)
@@ -201,7 +204,8 @@ class Overlay(WrappingStore):
         steps = self._steps
         while True:
             if self._steps != steps:
-                now.covered.clear()  # others may have changed the upper directory while this one awaited
+                now.absent.clear()  # others may have changed the upper directory while this one awaited
+                now.covered.clear()
             self._steps = steps = self._steps + 1
             try:
                 return step(now)
