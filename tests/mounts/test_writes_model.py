@@ -45,7 +45,6 @@ OPEN_FLAGS = st.one_of(
     st.sampled_from([os.O_RDONLY, os.O_RDWR, os.O_WRONLY, os.O_WRONLY | os.O_APPEND, os.O_RDONLY | os.O_DIRECTORY]),
     st.sampled_from([os.O_RDWR | os.O_CREAT, os.O_RDWR | os.O_TRUNC, os.O_RDWR | os.O_CREAT | os.O_EXCL]),
 )
-ATTRIBUTES = st.sampled_from(["user.one", "user.two"])
 MAX_HANDLES, MAX_REMOUNTS = 4, 2
 
 
@@ -232,8 +231,6 @@ class Machine(RuleBasedStateMachine):
 
     chmod, truncate, utimens = by_name("chmod", MODES), by_name("truncate", OFFSETS), by_name("utimens", MTIMES)
     chown = by_name("chown", st.sampled_from([-1, 0, 1234]), st.sampled_from([-1, 0, 4321]))
-    setxattr = by_name("setxattr", ATTRIBUTES, st.binary(max_size=9), st.sampled_from([0, 1, 2]))
-    removexattr = by_name("removexattr", ATTRIBUTES)
     write = by_name("write", WRITE_FLAGS, MODES, OFFSETS, BYTES)
 
     @precondition(lambda self: len(self.plain.handles) < MAX_HANDLES)
@@ -252,9 +249,6 @@ class Machine(RuleBasedStateMachine):
             arguments = {"write": (0, 0o644, offset, b"changed"), "truncate": (offset,), "unlink": ()}[how]
             self.both(how, key, *arguments)
 
-    def linked(self, handle: int) -> bool:
-        return os.fstat(self.plain.handles[handle]).st_nlink > 0
-
     def handle(self, data: st.DataObject) -> int:
         return int(data.draw(st.sampled_from(sorted(self.plain.handles)), label="handle"))
 
@@ -264,13 +258,12 @@ class Machine(RuleBasedStateMachine):
     map_write = by_handle("map_write", OFFSETS, BYTES.filter(bool))
 
     @precondition(lambda self: self.plain.handles)
-    @rule(data=st.data(), mode=MODES, name=ATTRIBUTES)
-    def set_by_handle(self, data: st.DataObject, mode: int, name: str) -> None:
+    @rule(data=st.data(), mode=MODES)
+    def fchmod(self, data: st.DataObject, mode: int) -> None:
         handle = self.handle(data)
+        linked = os.fstat(self.plain.handles[handle]).st_nlink > 0
         # an open file that was deleted before its copy up is the source's, whose set-ID bits are not shown
-        self.both("fchmod", handle, mode if self.linked(handle) else mode & 0o1777)
-        if self.linked(handle):  # such a deleted file has no place for attributes
-            self.both("fsetxattr", handle, name, b"by handle")
+        self.both("fchmod", handle, mode if linked else mode & 0o1777)
 
     @precondition(lambda self: self.plain.handles)
     @rule(data=st.data(), method=st.sampled_from(["create_at", "unlink_at"]), name=st.sampled_from(NAMES))

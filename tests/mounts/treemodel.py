@@ -83,12 +83,6 @@ class Tree:
         times = (ctypes.c_long * 4)(7, 7, *own) if mtime == OMIT else (ctypes.c_long * 4)(0, OMIT, *own)
         checked(LIBC.utimensat(AT_FDCWD, os.fsencode(self.path(key)), times, 0x100))  # AT_SYMLINK_NOFOLLOW
 
-    def setxattr(self, key: str, name: str, value: bytes, flags: int) -> None:
-        os.setxattr(self.path(key), name, value, flags, follow_symlinks=False)
-
-    def removexattr(self, key: str, name: str) -> None:
-        os.removexattr(self.path(key), name, follow_symlinks=False)
-
     def look(self, key: str) -> object:
         """Return the mode of a path and the names in it, following symbolic links."""
         status = os.stat(self.path(key))
@@ -132,9 +126,6 @@ class Tree:
     def fchmod(self, handle: int, mode: int) -> None:
         os.fchmod(self.handles[handle], mode)
 
-    def fsetxattr(self, handle: int, name: str, value: bytes) -> None:
-        os.setxattr(self.handles[handle], name, value)
-
     def fsync(self, handle: int) -> None:
         os.fsync(self.handles[handle])
 
@@ -175,11 +166,6 @@ def _walk(directory: str, prefix: str = "") -> Iterator[tuple[str, os.DirEntry[s
                 yield from _walk(entry.path, f"{prefix}{entry.name}/")
 
 
-def _attributes(path: str) -> dict[str, bytes]:
-    names = [name for name in os.listxattr(path, follow_symlinks=False) if not name.startswith("user.zarrfs.")]
-    return {name: os.getxattr(path, name, follow_symlinks=False) for name in sorted(names)}
-
-
 def _content(path: str, status: os.stat_result) -> object:
     if stat.S_ISLNK(status.st_mode):
         return os.readlink(path)
@@ -199,8 +185,7 @@ def snapshot(root: Path) -> dict[str, dict[str, object]]:
         status = entry.stat(follow_symlinks=False)
         assert entry.is_dir(follow_symlinks=False) == stat.S_ISDIR(status.st_mode), key
         assert entry.is_symlink() == stat.S_ISLNK(status.st_mode), key
-        about = {"mode": oct(status.st_mode), "owner": (status.st_uid, status.st_gid)}
-        seen[key] = {**about, "attributes": _attributes(entry.path)}
+        seen[key] = {"mode": oct(status.st_mode), "owner": (status.st_uid, status.st_gid)}
         if stat.S_ISDIR(status.st_mode):
             continue
         seen[key] |= {"links": status.st_nlink, "size": status.st_size, "content": _content(entry.path, status)}

@@ -46,14 +46,11 @@ from zarrfs.system.beneath import file_version
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_SYNTHETIC = b"user.zarrfs."  # extended attributes that the mount answers itself
-_STORED = (b"user.", b"trusted.")  # others that it has
 _ITSELF = os.O_PATH | os.O_NOFOLLOW
 _REFUSALS = frozenset(  # regular answers of system calls, which are not logged
     (
         errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.EXDEV,
-        errno.ENODATA, errno.EPERM, errno.ENAMETOOLONG, errno.EFBIG, errno.EINVAL, errno.EMLINK,
-        errno.EOPNOTSUPP, errno.E2BIG, errno.ERANGE,
+        errno.EPERM, errno.ENAMETOOLONG, errno.EFBIG, errno.EINVAL, errno.EMLINK, errno.EOPNOTSUPP,
     )
 )  # fmt: skip
 
@@ -107,16 +104,6 @@ def _offset(entry: MergedEntry) -> int:
     entries if others were removed meanwhile. Offsets 1 and 2 are those of "." and "..".
     """
     return 3 + (hash(entry.name) & (1 << 62) - 1)
-
-
-def _is_stored(name: bytes) -> bool:
-    """Return whether files of the upper directory may have the extended attribute `name`."""
-    return name.startswith(_STORED) and not name.startswith(_SYNTHETIC)
-
-
-def _check_stored(name: bytes) -> None:
-    if not _is_stored(name):
-        raise Refused("", errno.EOPNOTSUPP)  # mv and cp -a ignore this error
 
 
 class FileOperations(Operations):
@@ -225,48 +212,14 @@ class FileOperations(Operations):
             setattr(data, name, getattr(status, name))
         return data
 
-    # -- extended attributes
+    # -- extended attributes: only those that the mount answers itself; ENOSYS makes the kernel refuse all others
+
+    setxattr, removexattr = pyfuse3.Operations.setxattr, pyfuse3.Operations.removexattr
 
     @handler
-    @answering
-    async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
-        """Return an attribute of a file in the upper directory; user.zarrfs.* as in a read-only mount."""
-        if not _is_stored(name):
-            return await super().getxattr(inode, name, ctx)
-        if not self._in_upper(inode):
-            raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
-        with self._path(inode) as path:
-            return os.getxattr(path, name)
-
-    @handler
-    @answering
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
-        """List the attributes of a file in the upper directory, or those that a read-only mount lists."""
-        if not self._in_upper(inode):
-            return await super().listxattr(inode, ctx)
-        names = [MOUNT_XATTR] if inode == pyfuse3.ROOT_INODE else []  # no SOURCE_XATTR: cp -a need not copy it
-        with self._path(inode) as path:
-            found = (XAttrNameT(os.fsencode(name)) for name in os.listxattr(path))
-            return names + [name for name in found if _is_stored(name)]
-
-    @handler
-    @changing
-    async def setxattr(self, inode: InodeT, name: XAttrNameT, value: bytes, ctx: RequestContext) -> None:
-        """Set an extended attribute. Copy the file up."""
-        _check_stored(name)
-        await self.copy_up(inode)
-        with self._path(inode) as path:
-            os.setxattr(path, name, value)
-
-    @handler
-    @changing
-    async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> None:
-        """Remove an extended attribute."""
-        _check_stored(name)
-        if not self._in_upper(inode):
-            raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
-        with self._path(inode) as path:
-            os.removexattr(path, name)
+        """List no attribute of files, because programs that copy attributes could not set it."""
+        return [MOUNT_XATTR] if inode == pyfuse3.ROOT_INODE else []
 
     # -- open files
 
