@@ -62,40 +62,6 @@ def test_a_listing_that_fails_counts_no_lookups(tmp_path: Path, monkeypatch: pyt
     assert before == 1, "the root alone"
 
 
-def test_opening_a_file_for_reading_makes_no_listing_look_entries_up_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "lower").mkdir()
-    (tmp_path / "upper").mkdir()
-    for number in range(20):
-        (tmp_path / "lower" / str(number)).touch()
-    monkeypatch.setattr(pyfuse3, "readdir_reply", lambda *_: next(rooms))
-    rooms = iter([True] * 4 + [False] + [True] * 100)
-    lookups: list[str] = []
-
-    class CountedStore(FileSystemStore):
-        async def info(self, key: str, sized: bool = True) -> Info:
-            lookups.append(key)
-            return await super().info(key, sized)
-
-    async def body() -> int:
-        lower = CountedStore(str(tmp_path / "lower"))
-        mount = WritableOperations(Overlay(lower, Upper(str(tmp_path / "upper"))), Options(), {}, lambda: None)
-        file = (await mount.lookup(pyfuse3.ROOT_INODE, pyfuse3.FileNameT(b"7"), CONTEXT)).st_ino
-        handle = await mount.opendir(pyfuse3.ROOT_INODE, CONTEXT)
-        await mount.readdir(handle, 0, TOKEN)
-        opened = await mount.open(file, pyfuse3.FlagT(os.O_RDONLY), CONTEXT)
-        before = len(lookups)
-        await mount.readdir(handle, 2, TOKEN)
-        after = len(lookups)
-        await mount.release(opened.fh)
-        await mount.releasedir(handle)
-        await mount.aclose()
-        return after - before
-
-    assert trio.run(body) == 0
-
-
 def test_a_file_that_is_copied_up_while_it_is_opened_is_open_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

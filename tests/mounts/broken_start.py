@@ -1,4 +1,7 @@
-"""A daemon that fails after it has mounted, before it answers requests: broken_start.py SOURCE MOUNTPOINT."""
+"""A daemon that fails after mount(2): broken_start.py NAME SOURCE MOUNTPOINT [OPTIONS].
+
+It fails where daemon/serve.py uses NAME: Refresher before its event loop starts, _main before it answers requests.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,15 @@ from zarrfs.config.options import parse
 from zarrfs.daemon import serve, session
 
 
-async def broken(*args: Any) -> None:
+def broken(*args: Any) -> None:
     raise RuntimeError("a fault of the test")
 
 
+async def broken_task(*args: Any) -> None:
+    broken()
+
+
 if __name__ == "__main__":
-    serve._main = broken
+    setattr(serve, sys.argv[1], broken_task if sys.argv[1] == "_main" else broken)
     with report_errors():
-        session.mount(sys.argv[1], sys.argv[2], parse([]))
+        session.mount(sys.argv[2], sys.argv[3], parse(sys.argv[4:]))

@@ -1,4 +1,4 @@
-"""A mount command that gets a signal after its daemon has mounted, before the daemon is ready.
+"""A mount command that gets a signal after its daemon has mounted (or with -f, itself), before that is ready.
 
 interrupted_mount.py SIGNAL FILE PROGRAM ARGUMENT...; the daemon writes its pid to FILE.
 """
@@ -15,13 +15,13 @@ from zarrfs.cli import main, mount_helper
 from zarrfs.system import fusemount
 
 attach = fusemount.attach
-number, pids = signal.Signals[sys.argv[1]], Path(sys.argv[2])
+number, pids, command = signal.Signals[sys.argv[1]], Path(sys.argv[2]), os.getpid()
 
 
 def mount_and_signal(*arguments: Any) -> int:
     device = attach(*arguments)
     pids.write_text(str(os.getpid()))
-    os.kill(os.getppid(), number)
+    os.kill(command, number)
     return device
 
 

@@ -24,7 +24,7 @@ from tests.servers import Nginx, nginx
 
 __all__ = ["nginx"]
 
-OPEN, READERS, ENTRIES = 2_000, 256, 10_000  # a million entries: scripts/bench
+OPEN, READERS = 2_000, 256
 HUGE = 1 << 60
 BLOB = b"the last bytes of a very large file"
 
@@ -43,21 +43,13 @@ def many_descriptors() -> Iterator[None]:
 # -- open files
 
 
-@pytest.mark.parametrize("kind", ["remote", "directory"])
-def test_thousands_of_open_files_can_be_read(kind: str, nginx: Nginx, many_descriptors: None, tmp_path: Path) -> None:
+def test_thousands_of_open_files_can_be_read(many_descriptors: None, tmp_path: Path) -> None:
     """All are open at the same time, and 500 of them are read; after they are closed, the daemon holds none open."""
-    if kind == "directory":
-        source, keys = tmp_path / "store.zarr", [f"c/{number}" for number in range(100)]
-        (source / "c").mkdir(parents=True)
-        metadata = {"zarr_format": 3, "node_type": "group", "attributes": {}}
-        (source / "zarr.json").write_text(json.dumps(metadata))
-        for key in keys:
-            (source / key).write_bytes(bytes(5000))
-    else:
-        data = publish(nginx.plain.root, "open.bin", 500_000)
-        values = cut(data, "v", 5000)
-        source = values_document(tmp_path / "refs.json", {f"{nginx.plain.url}/open.bin": values})
-        keys = [value.key for value in values]
+    source, keys = tmp_path / "store.zarr", [f"c/{number}" for number in range(100)]
+    (source / "c").mkdir(parents=True)
+    (source / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group", "attributes": {}}')
+    for key in keys:
+        (source / key).write_bytes(os.urandom(5000))
     with mounted(source, tmp_path / "mnt") as root:
         wanted = {key: (root / key).read_bytes() for key in keys}
         assert {len(data) for data in wanted.values()} == {5000}
@@ -113,26 +105,11 @@ def test_256_parallel_threads_read_the_right_bytes(nginx: Nginx, tmp_path: Path)
     values = cut(publish(nginx.plain.root, "parallel.bin", 8 << 20), "v", 16 << 10)
     source = values_document(tmp_path / "refs.json", {f"{nginx.plain.url}/parallel.bin": values})
     with mounted(source, tmp_path / "mnt", "memory_limit=16MiB") as root:
-        outcome = read_all(root, whole(random.Random(2).choices(values, k=READERS * 8)), READERS)
-        assert (outcome.right, outcome.failed) == (READERS * 8, {})
+        outcome = read_all(root, whole(random.Random(2).choices(values, k=READERS * 2)), READERS)
+        assert (outcome.right, outcome.failed) == (READERS * 2, {})
 
 
 # -- entries
-
-
-def test_a_large_directory_is_listed_and_read(tmp_path: Path) -> None:
-    data = random.Random(4).randbytes(ENTRIES + 10)
-    (tmp_path / "data.bin").write_bytes(data)
-    pattern = {"key": "x/{{i}}", "url": f"file://{tmp_path}/data.bin", "offset": "{{i}}", "length": "10",
-               "dimensions": {"i": {"stop": ENTRIES}}}  # fmt: skip
-    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "gen": [pattern], "refs": {}}))
-    with mounted(tmp_path / "refs.json", tmp_path / "mnt") as root:
-        names = subprocess.run(["ls", "-f", root / "x"], capture_output=True, check=True).stdout.split()
-        assert len(names) == len(set(names)) == ENTRIES + 2
-        for number in random.Random(5).sample(range(ENTRIES), 300):
-            assert (root / f"x/{number}").read_bytes() == data[number : number + 10]
-        assert error_of(os.stat, root / f"x/{ENTRIES}") == errno.ENOENT
-        assert daemon_memory(root) < 150 << 20
 
 
 # -- names and paths
@@ -157,20 +134,12 @@ def test_names_of_255_bytes_can_be_read_and_written(tmp_path: Path) -> None:
             (root / name).write_text("new")
             assert (root / name).read_text() == "new"
             assert error_of((root / f"{name}x").write_text, "") == errno.ENAMETOOLONG
-            assert error_of((root / name).unlink) == errno.ENAMETOOLONG  # the name of the whiteout would be too long
+            for change in (os.unlink, root / name), (os.rename, root / name, root / "short"):
+                assert error_of(*change) == errno.ENAMETOOLONG  # the name of the whiteout would be too long
+            assert (root / name).read_text() == "new"
             (root / own).write_text("not of the source")
             (root / own).unlink()
         assert set(os.listdir(root)) == set(names)
-
-
-def test_a_name_that_is_too_long_is_not_mounted(tmp_path: Path) -> None:
-    """The kernel never looks up such a name, so the entry is left out with a warning."""
-    name = "é" * 128
-    (tmp_path / "mnt").mkdir()
-    done = run("mount", document(tmp_path, {name: "x"}), tmp_path / "mnt")
-    assert "255 bytes" in done.stderr
-    assert os.listdir(tmp_path / "mnt") == []
-    assert run("umount", tmp_path / "mnt").returncode == 0
 
 
 def test_paths_of_4095_bytes_can_be_read(tmp_path: Path) -> None:
@@ -214,12 +183,6 @@ def test_files_of_2_to_the_60_bytes_can_be_read(tmp_path: Path) -> None:
             assert os.pread(descriptor, 10, (1 << 63) - 20) == b""
             os.close(descriptor)
         assert daemon_memory(root) < 100 << 20
-    (tmp_path / "out").mkdir()
-    done = run("copy", tmp_path / "a.json", tmp_path / "out", "--blobs", tmp_path / "blobs")
-    if done.returncode:  # where the file system has no files that large
-        assert len(done.stderr.splitlines()) == 2
-        assert "file too large" in done.stderr.lower()
-        assert [name for name in os.listdir(tmp_path / "out") if not name.startswith(".")] == []
 
 
 def test_an_array_of_2_to_the_60_bytes_can_be_read(tmp_path: Path) -> None:

@@ -75,24 +75,6 @@ def test_a_failure_is_one_line_with_its_facts(nginx: Nginx, proxy: FaultProxy, t
     assert "hunter2" not in log_of(root)
 
 
-def test_failures_of_each_kind_are_logged_with_their_target(nginx: Nginx, tmp_path: Path) -> None:
-    publish(nginx.plain.root, "short.bin", 100)
-    url = nginx.plain.url
-    (tmp_path / "file.bin").write_bytes(bytes(10))
-    source = references(
-        tmp_path / "refs.json", beyond=[f"{url}/short.bin", 90, 20], gone=[f"{url}/gone.bin", 0, 5],
-        local=[str(tmp_path / "file.bin"), 5, 10], none=[str(tmp_path / "none.bin"), 0, 10],
-    )  # fmt: skip
-    with mounted(source, tmp_path / "mnt", "prefetch=0B") as root:
-        for name in ("beyond", "gone", "local", "none"):
-            assert read(root / name) == errno.EIO
-    for says in (
-        f"read beyond: {url}/short.bin [90, +20]: ", f"read gone: {url}/gone.bin [0, +5]: ",
-        f"read local: {tmp_path}/file.bin [5, +10]: ", f"read none: {tmp_path}/none.bin [0, +10]: no such file",
-    ):  # fmt: skip
-        assert f" ERROR: {says}" in log_of(root)
-
-
 # -- many failures, few lines
 
 

@@ -255,24 +255,20 @@ def test_a_listing_does_not_bring_back_old_attributes(root: Path) -> None:
     assert {os.stat(root / name).st_size for name in names if name[0] == "n"} == {7}
 
 
-def test_paths_can_be_longer_than_path_max(root: Path, tmp_path: Path) -> None:
+def test_paths_can_be_longer_than_path_max(root: Path) -> None:
     name, here = "x" * 250, os.getcwd()
-    for directory in ("src/lower", "upper"):
-        (tmp_path / directory).mkdir(parents=True)
-    with mounted(tmp_path / "src", tmp_path / "mnt", f"upperdir={tmp_path}/upper") as over_directory:
-        for place, others in ((root, ["top", "v"]), (over_directory, ["lower"])):
-            try:
-                os.chdir(place)
-                for _ in range(18):
-                    os.mkdir(name)
-                    os.chdir(name)
-                Path("file").write_text("deep")
-                os.rename("file", "moved")
-                assert (Path("moved").read_text(), os.listdir(".")) == ("deep", ["moved"])
-            finally:
-                os.chdir(here)
-            shutil.rmtree(place / name)
-            assert sorted(os.listdir(place)) == others
+    try:
+        os.chdir(root)
+        for _ in range(18):
+            os.mkdir(name)
+            os.chdir(name)
+        Path("file").write_text("deep")
+        os.rename("file", "moved")
+        assert (Path("moved").read_text(), os.listdir(".")) == ("deep", ["moved"])
+    finally:
+        os.chdir(here)
+    shutil.rmtree(root / name)
+    assert sorted(os.listdir(root)) == ["top", "v"]
 
 
 def test_changes_in_a_mounted_directory_itself_are_seen(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import run
-from tests.faultproxy import FaultProxy, proxy
+from tests.faultproxy import proxy
 from tests.mounts.mounting import alive, daemon_pid, mount_lines, mounted, until
 from tests.mounts.test_semantics import DEAD, document, error_of
 from tests.mounts.treemodel import differences, snapshot
@@ -220,36 +220,6 @@ def write_until_it_fails(root: Path, synced: int, progress: dict[str, int]) -> i
         if exc.errno not in (*DEAD, errno.EIO, errno.ENOENT):
             raise
     return synced
-
-
-@pytest.mark.timeout(300)
-def test_an_interrupted_copy_up_leaves_the_source_file(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
-    """The server stops in the middle of a response; then the daemon is killed."""
-    data = os.urandom(24 << 20)
-    (nginx.plain.root / "copied.bin").write_bytes(data)
-    source = document(tmp_path, {"d/x": [f"{proxy.url}/copied.bin", 0, len(data)], "e": "e"})
-    options, root = f"{upper(tmp_path)},prefetch=0B", tmp_path / "mnt"
-    pid = start(source, root, options)
-    (root / "d/x").open("rb").read(10)
-    proxy.hold()
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        opening = pool.submit(error_of, os.open, root / "d/x", os.O_RDWR)
-        assert proxy.held.wait(60)
-        assert "d/x" not in names_in(tmp_path / "upper")
-        (root / "other").write_bytes(b"others go on")
-        assert (root / "d/x").stat().st_size == len(data)
-        kill(pid, root)
-        assert opening.result() in DEAD
-    proxy.release()
-    assert "d/x" not in names_in(tmp_path / "upper")
-    with mounted(source, root, options):
-        assert (root / "d/x").read_bytes() == data
-        with (root / "d/x").open("r+b") as file:
-            file.write(b"new")
-        assert (root / "d/x").read_bytes() == b"new" + data[3:]
-        held = subprocess.run(["du", "-sB1", tmp_path / "upper"], capture_output=True, text=True, check=True).stdout
-        assert int(held.split()[0]) < len(data) * 1.5  # the parts left by killed daemons were deleted
-    assert (tmp_path / "upper/d/x").read_bytes() == b"new" + data[3:]
 
 
 @pytest.mark.parametrize(("call", "number"), [("chmod", 0), ("utime", 1)])

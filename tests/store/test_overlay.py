@@ -23,9 +23,8 @@ from zarrfs.store.api import Info, Value
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.overlay import Overlay
 from zarrfs.store.upper import Upper
-from zarrfs.store.values import BytesValue, FileValue
+from zarrfs.store.values import BytesValue
 from zarrfs.store.writing import NewFile
-from zarrfs.system.buffers import Buffer
 
 _numbers = itertools.count()
 
@@ -234,30 +233,6 @@ def test_a_file_that_grows_before_it_is_copied_up_is_never_cut(
         assert status.st_mtime_ns == os.stat(tmp_path / "lower/a").st_mtime_ns
 
     run(tmp_path, {"a": before}, check)
-
-
-def test_no_more_than_the_given_bytes_are_copied_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No others are read. For none, the lower file is not even opened."""
-    reads: list[tuple[int, int]] = []
-    read = FileValue.read
-
-    async def noted(self: FileValue, start: int, length: int) -> Buffer:
-        reads.append((start, length))
-        return await read(self, start, length)
-
-    async def refuse(key: str) -> Value:
-        raise AssertionError(f"{key} is opened")
-
-    async def check(store: Overlay) -> None:
-        assert store.lower is not None
-        monkeypatch.setattr(FileValue, "read", noted)
-        assert (await store.copy_up("b", 3)).st_size == 3
-        monkeypatch.setattr(store.lower, "open", refuse)
-        assert (await store.copy_up("a", 0)).st_size == 0
-
-    run(tmp_path, {"a": b"value", "b": b"value"}, check)
-    assert reads == [(0, 3)]
-    assert (tmp_path / "upper/b").read_bytes() == b"val"
 
 
 def test_the_size_of_a_file_on_a_server_is_requested_unless_it_is_truncated(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from zarrfs.system.processes import leave_directory
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}  # not UTF-8, and needs no installed locale
 SAYS = "import sys; print(sys.getfilesystemencoding(), ascii(sys.argv[1:]))"
 AGAIN = f"from zarrfs.system.processes import use_utf8; use_utf8(); {SAYS}"
-CHILD = "from zarrfs.system.processes import python; print(python('x')[2:4] == ['-X', 'utf8'])"
 
 
 def said(*arguments: str) -> str:
@@ -26,15 +25,6 @@ def said(*arguments: str) -> str:
 def test_a_program_reads_names_as_utf8_in_any_locale() -> None:
     assert said("-c", SAYS, "é") == r"ascii ['\udcc3\udca9']"
     assert said("-c", AGAIN, "é") == r"utf-8 ['\xe9']"
-
-
-def test_a_program_with_utf8_mode_switched_off_keeps_its_encoding() -> None:
-    assert said("-X", "utf8=0", "-c", AGAIN, "é") == r"ascii ['\udcc3\udca9']"
-
-
-def test_a_child_has_the_utf8_mode_of_its_parent() -> None:
-    assert said("-X", "utf8", "-c", CHILD) == "True"
-    assert said("-c", CHILD) == "False"
 
 
 @pytest.mark.parametrize("module", ["zarrfs", "zarrfs.cli.mount_helper"])
