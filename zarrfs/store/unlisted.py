@@ -24,7 +24,7 @@ from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, ReadError, TargetMissing
 from zarrfs.store.api import Info, Kind, Value, WrappingStore, check_key, join_key, split_key
-from zarrfs.store.names import Known, Names, may_be_hidden
+from zarrfs.store.names import Known, may_be_hidden
 from zarrfs.store.remote import FsspecStore
 from zarrfs.zarr import DOCUMENT_MAX, DOCUMENTS, NODE_DOCUMENTS
 from zarrfs.zarr.consolidated import CONSOLIDATED, consolidated
@@ -34,7 +34,7 @@ from zarrfs.zarr.jsontext import load_json
 from zarrfs.zarr.keys import KeyTemplate
 from zarrfs.zarr.layout import layout_of, load_document
 
-_KNOWN = 65_536  # nodes and directories that are remembered
+_KNOWN = 131_072  # documents that are remembered, among them absent ones
 _LEAST = 1.0  # seconds for which documents are valid at least: one lookup of a chunk may depend on several of them
 _REFUSED = 10.0  # seconds for which a refused document is not requested again
 _ASKED = 256  # names that are requested at a time
@@ -79,28 +79,13 @@ class NodeLayout(NamedTuple):
         return self.grid is not None and (self.leads(name) or self.has_chunk(name))
 
 
-class _Answers:
-    """The server's answers about the documents that a conclusion depends on."""
+class _Document(NamedTuple):
+    """What the server has said about a metadata document, and what follows from that."""
 
-    __slots__ = ("_given", "_names", "_until")
-
-    def __init__(self, names: Names) -> None:
-        self._names, self._given = names, dict[str, Known]()
-        self._until = trio.current_time() + max(names.ttl, _LEAST)
-
-    def add(self, document: str, given: Known, refused: bool = False) -> None:
-        """Add what is known of a document, which the server may have refused."""
-        self._given[document] = given
-        self._until = min(self._until, given.seen + max(self._names.ttl, _LEAST))
-        if refused:
-            self._until = min(self._until, trio.current_time() + _REFUSED)
-
-    def hold(self) -> bool:
-        """Return whether the answers are valid, and no later ones differ; this sends no request."""
-        return self._until > trio.current_time() and all(
-            (known := self._names.get(document)) is None or _agree(given, known)
-            for document, given in self._given.items()
-        )
+    given: Known
+    until: float  # when it has to be requested again, on trio's clock
+    layout: NodeLayout | None  # None: it is absent, refused, or no document of a node
+    named: dict[str, tuple[str, ...]] | None  # nodes in its consolidated metadata; None: it is absent or refused
 
 
 def _agree(one: Known, other: Known) -> bool:
@@ -108,13 +93,6 @@ def _agree(one: Known, other: Known) -> bool:
     entry = one.entry
     unversioned = entry is not None and not entry.directory and entry.tag is None and entry.mtime_ns is None
     return entry == other.entry and not (unversioned and one.seen != other.seen)
-
-
-class _Directory(NamedTuple):
-    """The layouts that the documents in a directory define; None for a document that is absent, refused or invalid."""
-
-    answers: _Answers
-    layouts: dict[str, NodeLayout | None]  # by name of those requested so far
 
 
 class UnlistedStore(WrappingStore):
@@ -128,13 +106,13 @@ class UnlistedStore(WrappingStore):
     def __init__(self, store: FsspecStore, lists: bool = False, members: Sequence[str] = ()) -> None:
         super().__init__(store)
         self._store, self._lists, self._members = store, lists, members
-        self._directories: LRU[str, _Directory] = LRU(_KNOWN)
+        self._documents: LRU[str, _Document] = LRU(_KNOWN)
+        self._reading: SingleFlight[str] = SingleFlight()
         self._named: dict[str, tuple[str, ...]] = {}  # by node: the documents that consolidated metadata names
         # by directory: the names of nodes in it that are in _named, and that a listing may lack
         self._members_of: dict[str, list[str]] = {}
-        self._named_by: _Answers | None = None
+        self._named_by: list[_Document] = []
         self._complete = False  # _named has all documents of the nodes
-        self._reading: SingleFlight[None] = SingleFlight()
 
     async def info(self, key: str, sized: bool = True) -> Info:
         if await self._is_file(key, look=not sized):
@@ -190,7 +168,7 @@ class UnlistedStore(WrappingStore):
                 if not whole:  # else the listing has all names but hidden ones
                     raise
             if not (rest or whole):
-                found |= {info.name: info for info in await self._documents(prefix, found)}
+                found |= {info.name: info for info in await self._hidden(prefix, found)}
             if shown is None and array is None:
                 if prefix not in await self._consolidated():
                     raise ReadError(prefix or "/", _UNKNOWN)
@@ -291,10 +269,10 @@ class UnlistedStore(WrappingStore):
         """Return (the array at or above `key`, the rest of the key), or (None, "")."""
         above = key
         while above:  # the array is usually known
-            held = self._directories.get(above)
-            for node in held.layouts.values() if held is not None and held.answers.hold() else ():
-                if node is not None and node.array:
-                    return node, key[len(above) + 1 :]
+            for name in NODE_DOCUMENTS:
+                held = self._current(join_key(above, name))
+                if held is not None and held.layout is not None and held.layout.array:
+                    return held.layout, key[len(above) + 1 :]
             above = split_key(above)[0]
         parts = key.split("/") if key else []
         for depth in range(len(parts) + 1):  # from the root down: nothing but chunks lies below an array
@@ -309,9 +287,8 @@ class UnlistedStore(WrappingStore):
         if names:
             batches = [[name for name in NODE_DOCUMENTS if name in names]]
         else:  # most nodes have the same generation as their group
-            parent = self._directories.get(split_key(key)[0]) if key else None
-            above = None if parent is None else next(filter(None, parent.layouts.values()), None)
-            first = above.document if above is not None and above.document else NODE_DOCUMENTS[0]
+            parent = [self._documents.get(join_key(split_key(key)[0], name)) for name in NODE_DOCUMENTS if key]
+            first = next((one.layout.document for one in parent if one and one.layout), "") or NODE_DOCUMENTS[0]
             batches = [[".zarray" if first == ".zgroup" else first], [*NODE_DOCUMENTS]]
         for batch in batches:
             if found := await self._layouts(key, batch):
@@ -323,21 +300,30 @@ class UnlistedStore(WrappingStore):
 
         An array may have documents of several generations, with other keys of chunks.
         """
-        held = self._directories.get(path)
-        if held is None or not held.answers.hold():
-            held = self._directories.put(path, _Directory(_Answers(self._store.names), {}))
-
-        async def look(name: str) -> None:
-            data = await self._document(join_key(path, name), held.answers)
-            held.layouts[name] = None if data is None else node_of(name, data)
-
         named = (await self._consolidated()).get(path) if path and self._complete else None
-        wanted = [name for name in NODE_DOCUMENTS if name in names and (not named or name in named)]
-        await for_each(look, [name for name in wanted if name not in held.layouts])
-        return [layout for name in wanted if (layout := held.layouts[name]) is not None]
+        wanted = [join_key(path, name) for name in NODE_DOCUMENTS if name in names and (not named or name in named)]
+        found = {key: self._current(key) for key in wanted}
 
-    async def _document(self, key: str, answers: _Answers) -> bytes | None:
-        """Return the bytes of a document, None if it is absent or refused; add the answer to `answers`."""
+        async def look(key: str) -> None:
+            found[key] = await self._document(key)
+
+        await for_each(look, [key for key in wanted if found[key] is None])
+        return [one.layout for one in found.values() if one is not None and one.layout is not None]
+
+    def _current(self, key: str) -> _Document | None:
+        """Return what is known of a document while it is valid, and no later answer differs; this sends no request."""
+        held = self._documents.get(key)
+        if held is None or held.until <= trio.current_time():
+            return None
+        known = self._store.names.get(key)
+        return held if known is None or _agree(held.given, known) else None
+
+    async def _document(self, key: str) -> _Document:
+        if (held := self._current(key)) is not None:
+            return held
+        return await self._reading.run(key, lambda: self._read(key), lambda: self._current(key))
+
+    async def _read(self, key: str) -> _Document:
         data, refused, names = None, False, self._store.names
         before = names.get(key)
         given = Known(None, None, trio.current_time() if before is None else before.seen)
@@ -352,45 +338,42 @@ class UnlistedStore(WrappingStore):
             pass
         except AccessDenied:  # some servers answer 403 for absent keys
             refused = True
-        answers.add(key, given, refused)
-        return data
+        until = given.seen + max(names.ttl, _LEAST)
+        if refused:
+            until = min(until, trio.current_time() + _REFUSED)
+        layout = None if data is None else node_of(split_key(key)[1], data)
+        named = None if data is None else _named_by(key, data) if key in CONSOLIDATED else {}
+        return self._documents.put(key, _Document(given, until, layout, named))
 
     async def _consolidated(self) -> dict[str, tuple[str, ...]]:
         """Return the nodes in consolidated metadata at the root, and their documents."""
-
-        def known() -> bool:
-            return self._named_by is not None and self._named_by.hold()
-
-        if not known():
-            await self._reading.run(None, self._read_names, lambda: known() or None)
+        by = [await self._document(name) for name in CONSOLIDATED]
+        three, two = by
+        if three.named and two.named is None:  # there may be documents of v2, too, which nothing names
+            by.append(await self._document(".zgroup"))
+        if [*map(id, by)] != [*map(id, self._named_by)]:
+            self._note_names(by)
         return self._named
 
-    async def _read_names(self) -> bool:
+    def _note_names(self, by: list[_Document]) -> None:
         named: dict[str, tuple[str, ...]] = {}
-        answers, whole, generations = _Answers(self._store.names), True, set[str]()
-        for name in CONSOLIDATED:
-            data = await self._document(name, answers)
-            if data is not None:
-                found = _named_by(name, data)
-                for node, documents in found.items():  # a node may have documents of both generations
-                    named[node] = (*named.get(node, ()), *documents)
-                whole = whole and bool(found)
-                generations.add(name)
-        if whole and generations == {"zarr.json"}:  # there may be documents of v2, too, which nothing names
-            whole = await self._document(".zgroup", answers) is None
-        self._complete = whole and bool(named)
+        consolidated = [one.named for one in by[: len(CONSOLIDATED)] if one.named is not None]
+        for found in consolidated:
+            for node, documents in found.items():  # a node may have documents of both generations
+                named[node] = (*named.get(node, ()), *documents)
+        beside = any(one.named is not None for one in by[len(CONSOLIDATED) :])
+        self._complete = bool(named) and all(consolidated) and not beside
         for path in self._members:
             while path and path not in named:
                 named[path] = ()
                 path = split_key(path)[0]
         if self._members:
             named.setdefault("", ())
-        self._named, self._named_by = named, answers
+        self._named, self._named_by = named, by
         self._members_of = {}
         for parent, name in map(split_key, filter(None, named)):
             if not self._lists or may_be_hidden(name):
                 self._members_of.setdefault(parent, []).append(name)
-        return True
 
     # -- listings
 
@@ -405,7 +388,7 @@ class UnlistedStore(WrappingStore):
                 return []
             raise
 
-    async def _documents(self, prefix: str, shown: Container[str]) -> list[Info]:
+    async def _hidden(self, prefix: str, shown: Container[str]) -> list[Info]:
         """Return the metadata documents of a directory that the server's listing hides."""
         names = [name for name in DOCUMENTS if name not in shown and (not self._lists or name[0] == ".")]
         return await self._existing(prefix, names)
