@@ -23,28 +23,6 @@ from zarrfs.system.processes import children, is_running
 from zarrfs.zarr import external
 from zarrfs.zarr.codecs import CodecError, decode_chunk
 
-
-class RegisteredCodec(numcodecs.abc.Codec):  # type: ignore[misc]
-    """A codec that a program registers in its own process."""
-
-    codec_id = "zarrfs-tests-backwards"
-
-    def encode(self, buf: Any) -> Any:
-        return bytes(buf)[::-1]
-
-    decode = encode
-
-
-def test_codecs_registered_in_this_process_are_used() -> None:
-    numcodecs.register_codec(RegisteredCodec)
-    name = f"numcodecs.{RegisteredCodec.codec_id}"
-    for generation, codecs in (("v2", [(name, {})]), ("v3", [(name, {})]), ("v3", [("bytes", {}), (name, {})])):
-        array = array_of("<i2", (3,), *codecs, generation=generation)  # type: ignore[arg-type]
-        assert decode_chunk(array, b"fedcba").tobytes() == b"abcdef"
-        with pytest.raises(CodecError, match="zarrfs-tests-backwards: decodes to 5 bytes, not 6"):
-            decode_chunk(array, b"edcba")
-
-
 INSTALLED = """
 import os, time
 import numpy as np

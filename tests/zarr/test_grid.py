@@ -6,11 +6,11 @@ import itertools
 import math
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zarrfs.zarr.grid import Grid
+from zarrfs.zarr.keys import FLAT
 
 SHAPES = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 5)), max_size=4)
 
@@ -29,7 +29,8 @@ def test_names_and_numbers_equal_those_of_itertools(pairs: list[tuple[int, int]]
     assert grid.size == len(indices)
     assert list(grid.names(0, grid.size)) == names
     for number, (index, name) in enumerate(zip(indices, names, strict=True)):
-        assert (grid.index(number), grid.name(number), grid.number(name)) == (index, name, number)
+        assert (grid.index(number), grid.name(number), grid.number_at(index)) == (index, name, number)
+        assert FLAT.index(name, grid) == index
 
 
 @settings(max_examples=50)
@@ -38,19 +39,8 @@ def test_names_and_numbers_of_huge_grids_are_inverse(counts: list[int], data: st
     grid = Grid(counts, [1] * len(counts))
     number = data.draw(st.integers(0, grid.size - 1))
     index = data.draw(st.tuples(*(st.integers(0, count - 1) for count in counts)))
-    assert grid.number(grid.name(number)) == number
-    found = grid.number(".".join(map(str, index)))
-    assert found is not None
-    assert grid.index(found) == index
+    found = grid.number_at(index)
+    assert grid.index(found) == FLAT.index(grid.name(found), grid) == index
     if grid.size < 2**63:
         assert found == np.ravel_multi_index(index, counts)
     assert next(grid.names(number, grid.size)) == grid.name(number)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["", ".", "0", "0.", ".0", "0.0.0", "00.0", "0.01", "-1.0", "+1.0", "0.4", "3.0", "0 .0", "0.0\n", "0,0", "0/0",
-     "٠.0", "²", "0x0.0", "1e0.0", "0.0.", "9" * 400, "0." + "9" * 5000, ".zarray"],
-)  # fmt: skip
-def test_other_names_are_not_taken_for_chunks(name: str) -> None:
-    assert Grid([3, 4], [1, 1]).number(name) is None

@@ -34,6 +34,7 @@ from zarrfs.store.values import BytesValue
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import memory_limit
 from zarrfs.zarr.grid import Grid
+from zarrfs.zarr.keys import FLAT
 
 if TYPE_CHECKING:
     from zarrfs.config.options import Options
@@ -194,9 +195,9 @@ class ParquetStore(Store):
         children = found.children(prefix)
         grid = found.grids.get(prefix)
         start = 0
-        number = grid.number(after) if grid is not None and after not in children else None
-        if number is not None:
-            start = number + 1
+        index = FLAT.index(after, grid) if grid is not None and after not in children else None
+        if grid is not None and index is not None:
+            start = grid.number_at(index) + 1
         else:
             for name, kind in children.items():
                 if name > after:
@@ -286,9 +287,9 @@ class ParquetStore(Store):
         prefix, rest = found.directory_above(key)
         grid = found.grids.get(prefix)
         if grid is not None:
-            number = grid.number(rest)
-            if number is not None:
-                return Chunk(prefix, *divmod(number, found.record_size))
+            index = FLAT.index(rest, grid)
+            if index is not None:
+                return Chunk(prefix, *divmod(grid.number_at(index), found.record_size))
         elif prefix in found.grids and is_chunk_like(rest):
             raise self._broken(found, prefix)
         raise NotFound(key)

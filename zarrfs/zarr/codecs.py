@@ -228,25 +228,20 @@ def _external(name: str) -> CodecFactory:
     """Return the factory of a codec that another package registers with numcodecs; a child process usually runs it."""
 
     def build(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
-        import numcodecs
         from numcodecs import registry
 
-        known, installed = registry.codec_registry.get(name), name in registry.entries
-        if known is None and not installed:
-            if not name.startswith(external.IMAGECODECS):
-                raise CodecError(name, "numcodecs has no such codec here")
-            if importlib.util.find_spec("imagecodecs") is None:
-                raise CodecError(name, "needs the Python package imagecodecs, which is not installed here")
-        if known is not None and not installed and not known.__module__.startswith("numcodecs."):
-            # registered in this process by a program that uses zarrfs as a library
-            return numcodecs.get_codec({**configuration, "id": name}).decode, decoded.parsed()
-        encoded = decoded.compressed() if name.startswith(external.IMAGECODECS) else decoded.parsed()
+        image = name.startswith(external.IMAGECODECS)
+        if image and importlib.util.find_spec("imagecodecs") is None:
+            raise CodecError(name, "needs the Python package imagecodecs, which is not installed here")
+        if not image and name not in registry.codec_registry and name not in registry.entries:
+            raise CodecError(name, "numcodecs has no such codec here")
+        # other codecs may need far more bytes, such as those that write text
+        encoded = decoded.compressed(least=0 if image else OBJECTS_LIMIT)
         return external.ExternalCodec(name, configuration, decoded.limit).decode, encoded
 
     return build
 
 
-_CHECKSUMS = ("crc32", "adler32", "fletcher32", "jenkins_lookup3")  # of four bytes
 _V3: dict[str, CodecFactory] = {
     "bytes": _bytes,
     "transpose": filters.transpose,
@@ -265,11 +260,11 @@ _NUMCODECS: dict[str, CodecFactory] = {
     "lzma": _lzma,
     "lz4": _compressor(compressors.lz4),
     "base64": _compressor(lambda data, limit: base64.standard_b64decode(data)),
-    "shuffle": filters.library("shuffle", filters.longer(0)),
-    **{name: filters.library(name, filters.longer(4)) for name in _CHECKSUMS},
-    **{name: filters.library(name, filters.converted) for name in CONVERTING},
+    "shuffle": filters.shuffle,
+    **{name: filters.checksum(name) for name in ("crc32", "adler32", "fletcher32", "jenkins_lookup3")},
+    **{name: filters.converting(name) for name in CONVERTING},
     "bitround": filters.bitround,
-    "packbits": filters.library("packbits", filters.packed),
+    "packbits": filters.packbits,
     "categorize": filters.categorize,
     "vlen-array": filters.variable("vlen-array"),
     "json": filters.json_list("json"),

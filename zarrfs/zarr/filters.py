@@ -9,15 +9,22 @@ from __future__ import annotations
 import json
 import operator
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from zarrfs.zarr.errors import CodecError
 from zarrfs.zarr.jsontext import JSON
-from zarrfs.zarr.pipelines import CONVERTING
-from zarrfs.zarr.representation import OBJECTS_LIMIT, Array, Codec, CodecFactory, PipelineContext, Representation
+from zarrfs.zarr.representation import (
+    OBJECTS_LIMIT,
+    Array,
+    Codec,
+    CodecFactory,
+    Decode,
+    PipelineContext,
+    Representation,
+)
 
 _NUMBERS = "biufcmM"  # kinds of dtypes that filters convert
 _OBJECT = np.dtype(object)
@@ -34,68 +41,70 @@ def transpose(configuration: Mapping[str, JSON], decoded: Representation, contex
     return lambda value: value.transpose(inverse), stored
 
 
-def library(name: str, encode: Callable[[Any, Representation, PipelineContext], Representation]) -> CodecFactory:
-    """Return the factory of a codec that numcodecs decodes.
+def _library(name: str, options: Mapping[str, JSON]) -> tuple[Any, Decode]:
+    """Return a codec of numcodecs, and how to decode by it."""
+    import numcodecs
 
-    `encode` returns the encoded representation, from the codec and the decoded one.
-    """
+    codec = numcodecs.get_codec({**options, "id": name})
+
+    def decode(value: Any) -> Any:
+        if isinstance(value, np.ndarray):  # numcodecs flattens in memory order, which a transpose changes
+            value = np.ascontiguousarray(value)
+        with np.errstate(all="ignore"):
+            return codec.decode(value)
+
+    return codec, decode
+
+
+def checksum(name: str) -> CodecFactory:
+    """Return the factory of a codec that adds four bytes."""
 
     def build(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
-        import numcodecs
-
-        options = {**configuration, "id": name}
-        if name == "shuffle":
-            size = configuration.get("elementsize")  # Zarr v3 may lack it; zarr-python does the same
-            options["elementsize"] = operator.index((context.itemsize or 4) if size is None else size)
-        elif name in CONVERTING and decoded.dtype is not None:
-            options.setdefault("decode_dtype" if name == "astype" else "dtype", decoded.dtype.str)
-        codec = numcodecs.get_codec(options)
-
-        def decode(value: Any) -> Any:
-            if isinstance(value, np.ndarray):  # numcodecs flattens in memory order, which a transpose changes
-                value = np.ascontiguousarray(value)
-            with np.errstate(all="ignore"):
-                return codec.decode(value)
-
-        return decode, encode(codec, decoded, context)
+        decoded.require_bytes(context.untyped)
+        return _library(name, configuration)[1], decoded.longer(4)
 
     return build
 
 
-def longer(count: int) -> Callable[[Any, Representation, PipelineContext], Representation]:
-    """Return a function for library(), of codecs that add `count` bytes."""
-
-    def encode(codec: Any, decoded: Representation, context: PipelineContext) -> Representation:
-        decoded.require_bytes(context.untyped)
-        return decoded.longer(count)
-
-    return encode
+def shuffle(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
+    """Make the codec that stores the first bytes of all items, then the second ones, and so on."""
+    decoded.require_bytes(context.untyped)
+    size = configuration.get("elementsize")  # Zarr v3 may lack it; zarr-python does the same
+    size = operator.index((context.itemsize or 4) if size is None else size)
+    return _library("shuffle", {**configuration, "elementsize": size})[1], decoded.longer(0)
 
 
-def packed(codec: Any, decoded: Representation, context: PipelineContext) -> Representation:
-    """Return the representation of eight booleans in a byte. The first byte counts the unused bits of the last one."""
+def packbits(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
+    """Make the codec of eight booleans in a byte. The first byte counts the unused bits of the last one."""
     dtype = decoded.dtype
     if dtype is None or dtype.itemsize != 1 or not (context.untyped or dtype.kind == "b"):
         raise CodecError("packbits", "packs nothing but booleans")
-    return Representation.array(np.dtype(np.uint8), (1 + -(-decoded.items // 8),))
+    encoded = Representation.array(np.dtype(np.uint8), (1 + -(-decoded.items // 8),))
+    return _library("packbits", configuration)[1], encoded
 
 
-def converted(codec: Any, decoded: Representation, context: PipelineContext) -> Representation:
-    """Return the representation after a filter that converts items between two dtypes of numbers."""
-    names = ("decode_dtype", "encode_dtype") if codec.codec_id == "astype" else ("dtype", "astype")
-    plain, coded = (np.dtype(getattr(codec, name)) for name in names)
-    for dtype in (plain, coded):
-        if dtype.kind not in _NUMBERS:
-            raise CodecError(codec.codec_id, f"dtype {dtype} is not one of numbers")
-    if coded.kind == "c" != plain.kind:
-        raise CodecError(codec.codec_id, f"{coded} to {plain} would drop the imaginary part")
-    if decoded.dtype is None:  # the filter follows a codec that makes bytes
-        return Representation(None, (), decoded.limit // plain.itemsize * coded.itemsize, decoded.exact)
-    if decoded.dtype.newbyteorder("=") == plain.newbyteorder("="):
-        return Representation.array(coded, decoded.shape)
-    if not context.untyped or decoded.dtype.hasobject or decoded.limit % plain.itemsize:
-        raise CodecError(codec.codec_id, f"made for {plain}, the array has {decoded.dtype}")
-    return Representation.array(coded, (decoded.limit // plain.itemsize,))
+def converting(name: str) -> CodecFactory:
+    """Return the factory of a filter that converts items between two dtypes of numbers."""
+    names = ("decode_dtype", "encode_dtype") if name == "astype" else ("dtype", "astype")
+
+    def build(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
+        usual = {} if decoded.dtype is None else {names[0]: decoded.dtype.str}
+        codec, decode = _library(name, {**usual, **configuration})
+        plain, coded = (np.dtype(getattr(codec, member)) for member in names)
+        for dtype in (plain, coded):
+            if dtype.kind not in _NUMBERS:
+                raise CodecError(name, f"dtype {dtype} is not one of numbers")
+        if coded.kind == "c" != plain.kind:
+            raise CodecError(name, f"{coded} to {plain} would drop the imaginary part")
+        if decoded.dtype is None:  # the filter follows a codec that makes bytes
+            return decode, Representation(None, (), decoded.limit // plain.itemsize * coded.itemsize, decoded.exact)
+        if decoded.dtype.newbyteorder("=") == plain.newbyteorder("="):
+            return decode, Representation.array(coded, decoded.shape)
+        if not context.untyped or decoded.dtype.hasobject or decoded.limit % plain.itemsize:
+            raise CodecError(name, f"made for {plain}, the array has {decoded.dtype}")
+        return decode, Representation.array(coded, (decoded.limit // plain.itemsize,))
+
+    return build
 
 
 def bitround(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:

@@ -6,10 +6,8 @@ Source: Zarr v2 specification, "Chunks"; Zarr v3 core specification, "Regular gr
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 
-_NAME = re.compile(r"(?:0|[1-9][0-9]*)(?:\.(?:0|[1-9][0-9]*))*", re.ASCII)
 _NAME_MAX = 255  # characters: the limit of file names (NAME_MAX)
 _SHORT_SIZE, _SHORT_NDIM = 10**60, 64  # no grid within these bounds has a name over _NAME_MAX
 
@@ -17,7 +15,7 @@ _SHORT_SIZE, _SHORT_NDIM = 10**60, 64  # no grid within these bounds has a name 
 class Grid:
     """A regular grid whose chunks are numbered in C order (the last dimension varies fastest), from 0 to `size` - 1.
 
-    A chunk's name joins its index in each dimension with "."; the only chunk of a scalar is "0". Numbers are
+    A chunk's name is its key by keys.FLAT: its index, joined with "."; the only chunk of a scalar is "0". Numbers are
     Python ints: a grid may have more chunks than 64 bits can count.
     """
 
@@ -57,23 +55,6 @@ class Grid:
     def name(self, number: int) -> str:
         """Return the name of chunk `number`, which must be in range."""
         return ".".join(map(str, self.index(number))) or "0"
-
-    def number(self, name: str) -> int | None:
-        """Return the number of the chunk `name`; None if no chunk has that name."""
-        if not self.counts:
-            return 0 if name == "0" else None
-        parts = name.split(".")
-        if len(parts) != len(self.counts) or not _NAME.fullmatch(name):
-            return None
-        found = 0
-        for part, count in zip(parts, self.counts, strict=True):
-            if len(part) > _NAME_MAX:
-                return None
-            at = int(part)
-            if at >= count:
-                return None
-            found = found * count + at
-        return found
 
     def names(self, start: int, stop: int) -> Iterator[str]:
         """Yield the names of the chunks `start` to `stop` - 1 in order, far faster than calling name() for each."""

@@ -37,16 +37,9 @@ class Representation(NamedTuple):
             raise CodecError("chunk", f"{size} bytes")
         return cls(dtype, shape, OBJECTS_LIMIT, False) if dtype.hasobject else cls(dtype, shape, size, True)
 
-    def compressed(self) -> Representation:
-        """Return the representation of a compressor's output for this input: at most twice its size + 64 KiB."""
-        return Representation(None, (), 2 * self.limit + _SLACK, False)
-
-    def parsed(self) -> Representation:
-        """Return the encoded representation for a codec that may need far more bytes, such as one that writes text.
-
-        Its limit is that of compressed(), but at least OBJECTS_LIMIT.
-        """
-        return Representation(None, (), max(2 * self.limit + _SLACK, OBJECTS_LIMIT), False)
+    def compressed(self, least: int = 0) -> Representation:
+        """Return the form of a compressor's output for this input: up to twice its size + 64 KiB, or `least` bytes."""
+        return Representation(None, (), max(2 * self.limit + _SLACK, least), False)
 
     def longer(self, count: int) -> Representation:
         """Return the representation of bytes with the size of this one and `count` more."""
