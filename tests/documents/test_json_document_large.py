@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import re
 import time
 from collections.abc import Callable
@@ -12,7 +11,6 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.references.referencesets import compiled
 from zarrfs.documents.document import Document
 from zarrfs.documents.json_document import JsonDocument
 from zarrfs.errors import SourceError
@@ -97,21 +95,6 @@ def test_time_and_memory(name: str) -> None:
     assert cpu(read) < 3 * cpu(lambda: gzip.decompress(packed), 20)
     most = 4 * MIB if not DOCUMENTS[name].is_value else 6 * MIB + 3 * len(text)
     assert any(peak(read) < most for _ in range(3))
-
-
-@pytest.mark.parametrize("name", [name for name in DOCUMENTS if "archive" not in name])
-def test_no_entry_is_lost(name: str) -> None:
-    text = DOCUMENTS[name].text
-    expected = json.loads(text)
-    expected = expected.get("refs", expected)
-    with compiled(gzip.compress(text, 1)) as made:
-        tree = made.tree()
-    left_out = {key for key in expected if len(key) > 4095}
-    assert tree.keys() == expected.keys() - left_out
-    value = expected.get("z", "")
-    if isinstance(value, str) and value and "base64" not in name:
-        assert tree["z"] == value.encode()
-    assert tree["v/99"] == expected["v/99"]
 
 
 @pytest.mark.parametrize(

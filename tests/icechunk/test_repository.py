@@ -327,15 +327,11 @@ def test_virtual_chunks_in_files_of_unusual_names(tmp_path: Path, name: bytes) -
 
 @pytest.mark.parametrize("location", [
     "http://h/x::file:///etc/passwd", "http://x::file:///etc/passwd", "zip://x::file:///a.zip", "s3://b/x::memory://y",
-    "s3://x::file:///etc/passwd", "s3://b/x%3A%3Amemory://y", "file:///a%FF::memory://y",
+    "s3://x::file:///etc/passwd", "s3://b/x%3A%3Amemory://y", "file:///a%FF::memory://y", "http://[2001:db8::1]:80/a::b",
 ])  # fmt: skip
 def test_the_location_of_a_virtual_chunk_never_becomes_a_chain(location: str) -> None:
     with contextlib.suppress(BadLocation):
         assert len(urls.protocols(virtual_url(location))) == 1
-
-
-def test_colons_in_names_and_addresses_of_a_web_server_are_no_chain() -> None:
-    assert virtual_url("http://[2001:db8::1]:80/a::b") == "http://[2001:db8::1]:80/a%3A%3Ab"
 
 
 @pytest.mark.parametrize(
@@ -377,16 +373,3 @@ def test_damaged_buffers_raise_nothing_but_damaged(shared: Repository) -> None:
                         assert sum(1 for _ in references) < 1 << 20
             except DamagedBuffer:
                 pass
-
-
-def test_missing_status_lets_a_server_deny_absent_names(own: Path, faulty: Faulty) -> None:
-    for file in own.rglob("*"):
-        if file.is_file():
-            faulty.put(f"/denies/{file.relative_to(own)}", file.read_bytes())
-    for name in ("repo", "refs/tag.v1/ref.json.deleted"):
-        faulty.put(f"/denies/{name}", b"", forever=403)
-    url = f"{faulty.url}/denies"
-    with pytest.raises(SourceError, match=r"ref\.json\.deleted: HTTP status 403"):
-        get(url, "rain/zarr.json", "tag=v1")
-    denied = "missing_status=404,403"
-    assert get(url, "rain/zarr.json", "tag=v1", denied) == get(own, "rain/zarr.json", "tag=v1")

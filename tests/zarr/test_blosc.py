@@ -9,8 +9,6 @@ import blosc as blosc_package
 import numcodecs.blosc
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.conftest import DATA
 from tests.zarr.chunks import decoded
@@ -30,11 +28,6 @@ def framed(content: bytes, cname: str = "lz4", shuffle: int = 1, typesize: int =
 def test_one_thread_decodes_a_frame_without_the_gil() -> None:
     assert decoded(len(CONTENT), bytes(framed(CONTENT)), BLOSC) == CONTENT
     assert (blosc_package.set_nthreads(1), blosc_package.set_releasegil(True)) == (1, 1)
-
-
-def test_bytes_after_a_frame_are_ignored() -> None:
-    for shuffle, content in ((1, CONTENT), (0, bytes(range(256)))):
-        assert decoded(len(content), bytes(framed(content, shuffle=shuffle)) + b"more", BLOSC) == content
 
 
 @pytest.mark.parametrize(
@@ -67,12 +60,8 @@ def test_invalid_headers_are_refused(at: int, form: str, value: int, says: str) 
 
 
 @pytest.mark.parametrize("content", [bytes(range(100)), CONTENT], ids=["stored", "compressed"])
-def test_truncated_frames_are_refused(content: bytes) -> None:
+def test_frames_whose_header_declares_the_length_of_a_cut_frame_are_refused(content: bytes) -> None:
     frame = bytes(framed(content))
-    for length in range(0, len(frame), 3):
-        with pytest.raises(CodecError, match="blosc"):
-            decoded(len(content), frame[:length], BLOSC)
-    # also where the header declares the shorter length
     for length in range(16, len(frame), 3):
         with pytest.raises(CodecError, match="blosc"):
             decoded(len(content), frame[:12] + struct.pack("<I", length) + frame[16:length], BLOSC)
@@ -87,18 +76,3 @@ def test_frames_of_snappy_and_of_zstd_0_7_are_refused() -> None:
         decoded(384, OLD_ZSTD.read_bytes(), BLOSC)
     with pytest.raises(CodecError, match="snappy"):
         decoded(len(CONTENT), bytes(framed(CONTENT)), ("blosc", {"cname": "snappy"}))
-
-
-@settings(max_examples=80, deadline=None)
-@given(st.data())
-def test_mutated_frames(data: st.DataObject) -> None:
-    content = data.draw(st.sampled_from([CONTENT, bytes(3000), bytes(range(256)) * 9]))
-    cname = data.draw(st.sampled_from(["lz4", "zstd", "blosclz", "zlib"]))
-    frame = framed(content, cname, data.draw(st.sampled_from([0, 1, 2])), data.draw(st.sampled_from([1, 4, 8])))
-    for _ in range(data.draw(st.integers(1, 4))):
-        frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        found = decoded(len(content), bytes(frame), BLOSC)
-    except CodecError:
-        return
-    assert len(found) == len(content)

@@ -35,6 +35,8 @@ PACK: dict[str, tuple[Codec, Callable[[bytes], bytes]]] = {
     "zstd": (("zstd", {}), zstandard.compress),
     "zstd unsized": (("zstd", {}), UNSIZED.compress),
     "lz4": (("numcodecs.lz4", {}), numcodecs.LZ4().encode),
+    "blosc": (("blosc", {}), numcodecs.Blosc("zstd").encode),
+    "blosc stored": (("blosc", {}), numcodecs.Blosc(clevel=0).encode),
 }
 RAW_SMALL = [{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 16}]
 MEMBERS = ["gzip", "bz2", "lzma", "zstd", "zstd unsized"]
@@ -68,7 +70,7 @@ def test_bytes_after_the_last_member_are_ignored_or_refused() -> None:
     for name in ("gzip", "bz2", "lzma", "zlib"):
         codec, pack = PACK[name]
         assert decoded(len(CONTENT), pack(CONTENT) + bytes(9000), codec) == CONTENT
-    for name in ("bz2", "lzma", "zlib"):  # as Python's own readers do
+    for name in ("bz2", "lzma", "zlib", "blosc", "blosc stored"):  # as other readers do
         codec, pack = PACK[name]
         assert decoded(len(CONTENT), pack(CONTENT) + b"more", codec) == CONTENT
     with pytest.raises(CodecError, match="gzip: bytes after the last member"):
@@ -168,7 +170,7 @@ for name in sys.argv[1:]:
     print(name, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10, error, sep="|")
     break
 """
-BOMB_NAMES = ["gzip", "bz2", "lzma", "zstd", "zstd unsized", "blosc"]
+BOMB_NAMES = ["gzip", "zstd", "zstd unsized", "blosc"]  # bz2 and lzma are read by the loop of gzip
 
 
 def bomb(name: str) -> bytes:
@@ -176,8 +178,6 @@ def bomb(name: str) -> bytes:
     piece = bytes(1 << 16)
     stream: Any = {
         "gzip": lambda: zlib.compressobj(1, wbits=31),
-        "bz2": lambda: bz2.BZ2Compressor(1),
-        "lzma": lambda: lzma.LZMACompressor(preset=0),
         "zstd": lambda: zstandard.ZstdCompressor().compressobj(1 << 25),
         "zstd unsized": lambda: zstandard.ZstdCompressor().compressobj(),
     }[name]()

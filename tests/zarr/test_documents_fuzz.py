@@ -105,17 +105,6 @@ def test_a_tampered_document_is_a_node_or_a_metadata_error(genuine: tuple[str, b
 
 
 @settings(max_examples=50)
-@given(st.sampled_from(GENUINE), st.data())
-def test_mutated_bytes_are_a_node_or_a_metadata_error(genuine: tuple[str, bytes], draw: st.DataObject) -> None:
-    name, data = genuine
-    changed = bytearray(data)
-    at = draw.draw(st.integers(0, len(changed) - 1))
-    changed[at : at + draw.draw(st.integers(0, 9))] = draw.draw(st.binary(max_size=9))
-    with contextlib.suppress(MetadataError):
-        check(parse_node(name, changed))
-
-
-@settings(max_examples=50)
 @given(st.sampled_from(DRAFTS), st.data())
 def test_a_tampered_document_of_the_v3_draft_is_a_node_or_a_metadata_error(data: bytes, draw: st.DataObject) -> None:
     document = json.dumps(tamper(json.loads(data), draw)).encode()
