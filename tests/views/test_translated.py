@@ -50,7 +50,7 @@ def test_only_the_hierarchy_is_shown(tmp_path: Path) -> None:
     }  # fmt: skip
 
     async def check(view: TranslatedView) -> None:
-        assert await keys(view) == [
+        assert sorted(await keys(view)) == [
             "a/0.0", "a/zarr.json", "deep/er/b/zarr.json", "deep/er/zarr.json", "deep/zarr.json", "zarr.json",
         ]  # fmt: skip
         for key in ("deep", "deep/er"):
@@ -233,7 +233,7 @@ def test_chunks_of_a_large_array_are_listed_lazily(tmp_path: Path) -> None:
             if len(names) == 3:
                 break
         assert pulled <= 3
-        assert [info.name for info in await listed(view, "a", "9998")] == ["9999", "zarr.json"]
+        assert [info.name for info in await listed(view, "a", "9998")] == ["9999"]
         assert pulled < 10
 
     for number in range(10_000):
@@ -331,7 +331,7 @@ def test_a_node_with_the_name_of_a_document_is_left_out(tmp_path: Path) -> None:
     tree = {"g/.zgroup": GROUP_2, "g/zarr.json/.zarray": v2(), "g/a/.zarray": v2()}
 
     async def as_v3(view: TranslatedView) -> None:
-        assert [info.name for info in await listed(view, "g")] == ["a", "zarr.json"]
+        assert [info.name for info in await listed(view, "g")] == ["zarr.json", "a"]
         assert (await document(view, "g/zarr.json"))["node_type"] == "group"
         assert await view.left_out("") == {"g/zarr.json": "has the name of a document"}
 

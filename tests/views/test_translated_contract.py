@@ -11,7 +11,7 @@ import pytest
 import trio
 from hypothesis import strategies as st
 
-from tests.store.contract import StoreContract, Tree, directories
+from tests.store.contract import StoreContract, Tree, by_name, directories
 from tests.views.viewstores import GROUP_2, v0, v1, v2, v3, viewed
 from zarrfs.views.translated import TranslatedView
 
@@ -54,6 +54,13 @@ class ViewContract(StoreContract):
         source |= {key: data for key, data in LITTER.items() if key.rpartition("/")[0] in there}
         async with viewed(self.place, source, self.version, self.index) as view:
             yield view
+
+    sorted_by_name = False
+
+    def order(self, tree: Tree, prefix: str) -> list[str]:
+        """Documents come first."""
+        documents = (".zarray", ".zattrs", ".zgroup", "zarr.json")
+        return sorted(by_name(tree, prefix), key=lambda name: name not in documents)
 
     def usable(self, tree: Tree) -> Tree:
         return {**self.made, **tree}

@@ -8,19 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from typing import Any
 
 from zarrfs.concurrency.tasks import for_each
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
-from zarrfs.store.api import (
-    Info,
-    Kind,
-    Value,
-    check_key,
-    join_key,
-    name_rule,
-    split_key,
-)
+from zarrfs.errors import NotDirectory, NotFound, ReadError
+from zarrfs.store.api import Info, check_key, join_key, name_rule, split_key
 from zarrfs.views.hierarchy import Node
 from zarrfs.views.view import File, Part, View, text_file
 from zarrfs.zarr.errors import MetadataError
@@ -44,18 +35,15 @@ class ArraysView(View):
 
     # -- the Store protocol
 
-    async def info(self, key: str, sized: bool = True) -> Info:
-        return self._info(split_key(key)[1], await self._find(key))
-
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
-        group = await self._find(prefix)
+        group = await self.find(prefix)
         if isinstance(group, File):
             raise NotDirectory(prefix)
         names = [] if group.childless else [info.name async for info in self.hierarchy.children(group)]
         taken = {name for name in names if name.endswith(_SUFFIXES)}
         # an entry has the name of its child, perhaps with a suffix: it may follow `after` if that starts with the name
         names = sorted(name for name in names if name >= after or after.startswith(name))
-        ahead = {name: self._info(name, file) for name, file in self._own_files(group)}
+        ahead = {name: self.entry(name, file) for name, file in self._own_files(group)}
         for start in range(0, len(names), _AT_ONCE):
             batch = names[start : start + _AT_ONCE]
             for name in sorted(name for name in ahead if name < batch[0]):
@@ -71,20 +59,9 @@ class ArraysView(View):
             if name > after:
                 yield ahead[name]
 
-    async def open(self, key: str) -> Value:
-        file = await self._find(key)
-        if not isinstance(file, File):
-            raise IsDirectory(key)
-        return self.open_file(key, split_key(key)[1], file)
-
-    async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
-        found = await self._find(key)
-        node = found.node if isinstance(found, File) else found
-        return {"node": node.path, "documents": list(node.documents)}
-
     # -- keys
 
-    async def _find(self, key: str) -> File | Node:
+    async def find(self, key: str) -> File | Node:
         """Return the file at `key`, or the node whose directory it is. Raise NotFound."""
         prefix, name = split_key(check_key(key, root=True))
         group, rest = await self.hierarchy.find(prefix)
@@ -132,7 +109,7 @@ class ArraysView(View):
             node = Node(path, None, exc.reason, (exc.where,))
         if node is None:
             return []
-        found = [] if node.childless else [self._info(name, node)]
+        found = [] if node.childless else [self.entry(name, node)]
         if not node.may_be_array:
             return found
         for suffix in _SUFFIXES:
@@ -143,7 +120,7 @@ class ArraysView(View):
                 if file is not None:
                     self.leave_out(node.path, f"{suffix}: {rule or 'a group has that name'}")
                 continue
-            found.append(self._info(called, file))
+            found.append(self.entry(called, file))
         return found
 
     # -- files
@@ -168,11 +145,6 @@ class ArraysView(View):
             return None
         whole = len(header) + size
         return File(node, whole, ((0, header),), (Part(len(header), whole, node),) if size else ())
-
-    def _info(self, name: str, found: File | Node) -> Info:
-        if isinstance(found, File):
-            return self.file_info(name, found)
-        return Info(name, Kind.DIRECTORY, mtime_ns=found.mtime_ns)
 
 
 def _json(value: JSON) -> bytes:

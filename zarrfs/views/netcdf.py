@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from zarrfs.concurrency.tasks import for_each
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
-from zarrfs.store.api import Info, Kind, Store, Value, check_key, name_rule
+from zarrfs.errors import NotDirectory, NotFound, ReadError
+from zarrfs.store.api import Info, Kind, Store, check_key, name_rule
 from zarrfs.system.processes import python
 from zarrfs.views.hierarchy import Node
 from zarrfs.views.view import File, Part, View
@@ -70,31 +70,23 @@ class NetCDFView(View):
 
     # -- the Store protocol
 
-    async def info(self, key: str, sized: bool = True) -> Info:
-        if not key:
-            return Info("", Kind.DIRECTORY)
-        self._check(key)
-        return self.file_info(self._name, await self._file())
+    async def find(self, key: str) -> File | Node:
+        """Return the file, which the first caller makes. Raise NotFound and ReadError."""
+        if not check_key(key, root=True):
+            return Node("", None)
+        if key != self._name:
+            raise NotFound(key)
+        if self._made is None:
+            async with self._making:
+                if self._made is None:
+                    self._made = await self._make()
+        return self._made
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         if prefix:
-            self._check(prefix)
-            raise NotDirectory(prefix)
+            raise NotDirectory(prefix) if prefix == self._name else NotFound(prefix)
         if self._name > after:  # no size before the first lookup: a header may take long
-            yield Info(self._name, Kind.FILE, None) if self._made is None else self.file_info(self._name, self._made)
-
-    async def open(self, key: str) -> Value:
-        if not key:
-            raise IsDirectory(key)
-        self._check(key)
-        return self.open_file(key, self._name, await self._file())
-
-    async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
-        if not key:
-            return {}
-        self._check(key)
-        file = await self._file()
-        return {"variables in chunks": len(file.parts), "header": sum(len(data) for _, data in file.texts)}
+            yield Info(self._name, Kind.FILE, None) if self._made is None else self.entry(self._name, self._made)
 
     async def about(self) -> dict[str, Any]:
         """Return about() of the source; record the arrays that are left out."""
@@ -106,19 +98,6 @@ class NetCDFView(View):
         return await super().left_out("")
 
     # -- the file
-
-    def _check(self, key: str) -> None:
-        """Raise NotFound unless `key` is the file."""
-        if check_key(key) != self._name:
-            raise NotFound(key)
-
-    async def _file(self) -> File:
-        """Return the file, which the first caller makes. Raise ReadError."""
-        if self._made is None:
-            async with self._making:
-                if self._made is None:
-                    self._made = await self._make()
-        return self._made
 
     async def _make(self) -> File:
         nodes, description = await self._describe()

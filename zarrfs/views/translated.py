@@ -53,10 +53,9 @@ class _TranslatedNode(NamedTuple):
 
 
 class _Resolved(NamedTuple):
-    """The meaning of a key of the view: a document, the directory of a node, or a chunk (directory) at `source`."""
+    """The meaning of a key that is not a document: the directory of a node, or a chunk (directory) at `source`."""
 
     translated: _TranslatedNode
-    document: File | None = None
     source: str = ""  # a chunk, or a directory of chunks
     directory: bool = False
     rest: str = ""  # the key below an array
@@ -64,7 +63,7 @@ class _Resolved(NamedTuple):
 
 
 class TranslatedView(View):
-    """A view of a hierarchy in Zarr v2 or v3."""
+    """A view of a hierarchy in Zarr v2 or v3. Listings begin with documents; the rest is in the source's order."""
 
     def __init__(self, store: Store, version: Literal[2, 3]) -> None:
         super().__init__(store, _INDEXES)
@@ -75,10 +74,10 @@ class TranslatedView(View):
     # -- the Store protocol
 
     async def info(self, key: str, sized: bool = True) -> Info:
-        resolved = await self._resolve_key(key)
         name = split_key(key)[1]
-        if resolved.document is not None:
-            return self.file_info(name, resolved.document)
+        if name in self._names:
+            return await super().info(key)
+        resolved = await self._resolve_key(key)
         if not resolved.source:
             return await self._directory_info(resolved.translated.node, name)
         if resolved.inner is not None:
@@ -90,25 +89,35 @@ class TranslatedView(View):
         return info._replace(name=name, links=1) if resolved.directory else info._replace(name=name)
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
-        resolved = await self._resolve_key(prefix)
-        if resolved.document is not None or (resolved.source and not resolved.directory):
+        if split_key(prefix)[1] in self._names:
+            await self.find(prefix)
             raise NotDirectory(prefix)
-        translated = resolved.translated
-        if translated.chunks is not None:
-            async for info in self._list_array(resolved, translated.chunks, after):
+        resolved = await self._resolve_key(prefix)
+        if resolved.source and not resolved.directory:
+            raise NotDirectory(prefix)
+        node, chunks = resolved.translated.node, resolved.translated.chunks
+        if not resolved.rest and (not after or after in self._names):
+            for name, file in resolved.translated.documents.items():
+                if name > after:
+                    yield self.entry(name, file)
+            after = ""
+        if chunks is not None:
+            async for info in (self._list_inner if chunks.inner else self._list_chunks)(resolved, chunks, after):
                 yield info
-        elif translated.node.childless:
-            for info in self._document_infos(translated, after):
-                yield info
-        else:
-            async for info in self._list_group(translated, after):
-                yield info
+        elif not node.childless:
+            async for info in self.hierarchy.children(node, after):
+                if info.name in self._names:
+                    self.leave_out(join_key(node.path, info.name), "has the name of a document")
+                else:
+                    yield info._replace(links=1, size=0)
 
     async def open(self, key: str) -> Value:
+        if split_key(key)[1] in self._names:
+            return await super().open(key)
         resolved = await self._resolve_key(key)
-        if resolved.document is not None:
-            return self.open_file(key, split_key(key)[1], resolved.document)
-        await self._check_chunk(key, resolved)
+        if resolved.directory:
+            await self.info(key)  # raises NotFound if it does not exist
+            raise IsDirectory(key)
         with _chunk_errors(resolved.source):
             if resolved.inner is None:
                 return await self.lower.open(resolved.source)
@@ -116,9 +125,9 @@ class TranslatedView(View):
             return Range(key, inner_entry(split_key(key)[1], at), await self.lower.open(at.key), at)
 
     async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
+        if split_key(key)[1] in self._names:
+            return await super().locate(key)
         resolved = await self._resolve_key(key)
-        if resolved.document is not None:
-            return {"inline": resolved.document.size, "documents": list(resolved.translated.node.documents)}
         if not resolved.source or resolved.directory:
             return {}
         if resolved.inner is None:
@@ -146,7 +155,7 @@ class TranslatedView(View):
         for key in keys:
             try:
                 resolved = await self._resolve_key(key)
-            except (NotFound, ReadError):
+            except (NotFound, ReadError):  # also a document
                 continue
             if resolved.source and not resolved.directory and resolved.inner is None:
                 sources.append(resolved.source)
@@ -154,16 +163,18 @@ class TranslatedView(View):
 
     # -- keys
 
+    async def find(self, key: str) -> File:
+        """Return the document at `key`."""
+        parent, name = split_key(check_key(key))
+        node, rest = await self.hierarchy.find(parent)
+        documents = self._translate(node).documents
+        if rest or name not in documents:
+            raise NotFound(key)
+        return documents[name]
+
     async def _resolve_key(self, key: str) -> _Resolved:
-        """Resolve a key of the view, without checking that a chunk exists. Raise NotFound for impossible keys."""
+        """Resolve a key that is not a document, without checking that a chunk exists. Raise NotFound."""
         check_key(key, root=True)
-        parent, name = split_key(key)
-        if name in self._names:
-            node, rest = await self.hierarchy.find(parent)
-            translated = self._translate(node)
-            if rest or name not in translated.documents:
-                raise NotFound(key)
-            return _Resolved(translated, translated.documents[name])
         node, rest = await self.hierarchy.find(key)
         translated = self._translate(node)
         if not rest:
@@ -174,14 +185,8 @@ class TranslatedView(View):
             source, directory = translated.chunks.source(rest)
             if source is not None:
                 index = translated.chunks.index(rest) if translated.chunks.inner and not directory else None
-                return _Resolved(translated, None, _joined(node.chunks, source), directory, rest, index)
+                return _Resolved(translated, _joined(node.chunks, source), directory, rest, index)
         raise NotFound(key)
-
-    async def _check_chunk(self, key: str, resolved: _Resolved) -> None:
-        """Raise IsDirectory for a directory of chunks, or of a node."""
-        if resolved.directory:
-            await self.info(key)  # raises NotFound if it does not exist
-            raise IsDirectory(key)
 
     # -- nodes and their documents
 
@@ -225,9 +230,6 @@ class TranslatedView(View):
             documents[".zattrs"] = strict_json(attributes)
         return _TranslatedNode(node, {name: text_file(node, documents[name]) for name in sorted(documents)}, chunks)
 
-    def _document_infos(self, translated: _TranslatedNode, after: str) -> list[Info]:
-        return [self.file_info(name, file) for name, file in translated.documents.items() if name > after]
-
     async def _directory_info(self, node: Node, name: str) -> Info:
         try:
             info = await self.lower.info(node.chunks, sized=False)
@@ -251,34 +253,6 @@ class TranslatedView(View):
         return at
 
     # -- listings
-
-    async def _list_group(self, translated: _TranslatedNode, after: str) -> AsyncIterator[Info]:
-        """Yield documents and nodes, sorted, without reading the nodes."""
-        documents = self._document_infos(translated, after)
-        async for info in self.hierarchy.children(translated.node, after):
-            while documents and documents[0].name < info.name:
-                yield documents.pop(0)
-            if info.name in self._names:
-                self.leave_out(join_key(translated.node.path, info.name), "has the name of a document")
-            else:
-                yield info._replace(links=1, size=0)
-        for document in documents:
-            yield document
-
-    async def _list_array(self, resolved: _Resolved, chunks: ChunkNames, after: str) -> AsyncIterator[Info]:
-        """Yield chunks in the order of the source, and documents: before all chunks in v2, after them in v3."""
-        own = self._document_infos(resolved.translated, after) if not resolved.rest else []
-        if own and self._version == 2:
-            for info in own:
-                yield info
-            own, after = [], ""
-        elif self._version == 2 and after in self._names:
-            after = ""
-        if resolved.rest or self._version == 2 or after != "zarr.json":
-            async for info in (self._list_inner if chunks.inner else self._list_chunks)(resolved, chunks, after):
-                yield info
-        for info in own:
-            yield info
 
     async def _list_chunks(self, resolved: _Resolved, chunks: ChunkNames, after: str) -> AsyncIterator[Info]:
         """Yield chunks and directories of chunks."""

@@ -5,15 +5,16 @@ The parts of a file are text in memory and the decoded items of arrays, with one
 
 from __future__ import annotations
 
+import abc
 import bisect
 import logging
 import operator
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zarrfs.concurrency.lru import LRU
-from zarrfs.errors import ReadError
-from zarrfs.store.api import Info, Kind, Store, Value, WrappingStore
+from zarrfs.errors import IsDirectory, ReadError
+from zarrfs.store.api import Info, Kind, Store, Value, WrappingStore, split_key
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import tune_heap
 from zarrfs.views.decoded_cache import DecodedCache
@@ -72,19 +73,34 @@ class View(WrappingStore):
         self._readers: LRU[str, FlatArray] = LRU(_OPEN)
         self._left_out: dict[str, str] = {}
 
-    def file_info(self, name: str, file: File) -> Info:
-        """Return the entry of a file."""
-        node = file.node
+    @abc.abstractmethod
+    async def find(self, key: str) -> File | Node:
+        """Return the file at `key`, or the node whose directory it is. Raise NotFound and ReadError."""
+
+    async def info(self, key: str, sized: bool = True) -> Info:
+        return self.entry(split_key(key)[1], await self.find(key))
+
+    async def open(self, key: str) -> Value:
+        file = await self.find(key)
+        if not isinstance(file, File):
+            raise IsDirectory(key)
+        self.check_document(file.node)
+        return _OpenFile(self, key, self.entry(split_key(key)[1], file), file)
+
+    async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
+        found = await self.find(key)
+        return {"documents": list((found.node if isinstance(found, File) else found).documents)}
+
+    def entry(self, name: str, found: File | Node) -> Info:
+        """Return the entry of a file or a directory."""
+        if isinstance(found, Node):
+            return Info(name, Kind.DIRECTORY, mtime_ns=found.mtime_ns)
+        node = found.node
         if node.problem is not None:
             return Info(name, Kind.FILE, 1, mtime_ns=node.mtime_ns, unreadable=node.problem)
         mode = None if node.mode is None else node.mode & 0o666
-        identity = None if self.immutable else hash(file.content)  # another layout must not share cached pages
-        return Info(name, Kind.FILE, file.size, mode, node.mtime_ns, identity=identity)
-
-    def open_file(self, key: str, name: str, file: File) -> Value:
-        """Open a file at `key`. Raise ReadError, about the document in the source, if its node has a problem."""
-        self.check_document(file.node)
-        return _OpenFile(self, key, self.file_info(name, file), file)
+        identity = None if self.immutable else hash(found.content)  # another layout must not share cached pages
+        return Info(name, Kind.FILE, found.size, mode, node.mtime_ns, identity=identity)
 
     def check_document(self, node: Node) -> None:
         """Raise ReadError, about the document in the source, if a node has a problem."""
