@@ -27,7 +27,6 @@ from tests.conftest import PROGRAM, run
 from tests.mounts.mounting import counters_of, daemon_pid, log_of, mount_lines, mounted, on_disk, until
 from tests.mounts.refreshing import refresh, write_set
 from tests.mounts.test_semantics import error_of
-from tests.references.parquetsets import write_set as write_parquet
 from tests.references.parquetsets import zarray
 from tests.servers import Faulty, Nginx
 
@@ -139,25 +138,6 @@ def test_a_refresh_updates_an_archive(tmp_path: Path) -> None:
         assert held.read() == b"old"
         assert (root / "a").read_bytes() == b"newer"
         assert (root / "d/e").read_bytes() == b"below"
-
-
-def test_a_refresh_updates_a_set_in_the_parquet_layout(tmp_path: Path) -> None:
-    def put(name: str, value: bytes) -> None:
-        metadata = {".zgroup": {"zarr_format": 2}, "x/.zarray": zarray([4], [2])}
-        write_parquet(tmp_path / name, metadata, {"x": [value, None]})
-
-    put("one", b"11")
-    put("two", b"22")
-    place = tmp_path / "set"
-    place.symlink_to("one")
-    with mounted(place, tmp_path / "mnt") as root:
-        assert (root / "x/0").read_bytes() == b"11"
-        with open(root / "x/0", "rb") as held:
-            (tmp_path / "next").symlink_to("two")
-            os.replace(tmp_path / "next", place)
-            assert refresh(root) == "refreshed"
-            assert (root / "x/0").read_bytes() == b"22"
-            assert held.read() == b"11"
 
 
 def test_a_refresh_updates_views(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.servers import S3, Faulty, Nginx, free_port
+from tests.servers import Faulty, Nginx, free_port
 from tests.sources.zarrstores import put
 from zarrfs.config.options import Options
 from zarrfs.documents.document import Document
@@ -57,17 +57,13 @@ def test_which_urls_are_documents(nginx: Nginx, name: str, data: bytes, kind: st
     assert (read and read[:2]) == ((data, TIME_NS) if found else None)
 
 
-def test_the_modification_time_of_a_document(nginx: Nginx, faulty: Faulty, s3: S3) -> None:
+def test_the_modification_time_of_a_document(nginx: Nginx, faulty: Faulty) -> None:
     (nginx.plain.root / "set.json").write_text('{"a": "inline"}')
     os.utime(nginx.plain.root / "set.json", ns=(TIME_NS, TIME_NS))
     assert plan_source(f"{nginx.plain.url}/set.json", OPTIONS).mtime_ns == TIME_NS
     untold = faulty.put("/set.json", b'{"a": "inline"}')
     assert (read_document(untold, OPTIONS) or ())[:2] == (b'{"a": "inline"}', None)
     assert plan_source(untold, OPTIONS).mtime_ns is None
-    s3.client.put_object(Bucket=s3.bucket, Key="set.json", Body=b'{"a": "inline"}')
-    time = s3.client.head_object(Bucket=s3.bucket, Key="set.json")["LastModified"].timestamp()
-    plan = plan_source(f"s3://{s3.bucket}/set.json", Options(retries=0, storage={"s3": s3.options}))
-    assert plan.mtime_ns == int(time) * 10**9
 
 
 @pytest.mark.parametrize("rest", ["", "?sig=abc", "?sig=a/b", "#a/b", "?sig=a/b#c/d"])

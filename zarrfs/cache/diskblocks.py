@@ -146,19 +146,19 @@ class DiskBlocks:
         `batched`: return at the same time as other such calls, so that requests for neighbours begin together. Not
         `whole`: yield a BlockOnDisk if the block is large.
         """
-        target, version, patience = self._target(wanted), self._pins.version(wanted), self._patience()
+        target, version = self._target(wanted), self._pins.version(wanted)
 
         def look() -> tuple[_Found | None, bool | None]:
             found, held = self._look(target, wanted, version, units, whole=whole), None
             if found is None and wanted.stop - wanted.start >= _LEASED:
-                held = self._cache.take(target, wanted.start, patience)
+                held = self._cache.take(target, wanted.start, self._patience())
                 if held:  # the last holder may have written it meanwhile
                     found = self._look(target, wanted, version, units, whole=whole)
             return found, held
 
         began = trio.current_time()
         found, held = await self._in_thread(look, batched)
-        while held is False and (waited := trio.current_time() - began) < 2 * patience:
+        while held is False and (waited := trio.current_time() - began) < 2 * self._patience():
             await trio.sleep(min(max(_FIRST_PAUSE, waited * _PAUSE), _LONGEST_PAUSE))
             found, held = await self._in_thread(look)
         try:
