@@ -94,13 +94,6 @@ def test_xarray_reads_the_store(file: Path, wanted: xr.Dataset, engine: Literal[
         assert tree["stations/name"].values.tolist() == [b"Bonn", b"Ulm"]
 
 
-def test_h5py_sees_dimension_scales_and_fill_values(file: Path) -> None:
-    with h5py.File(file) as data:
-        assert [scale[0].name for scale in data["t2m"].dims] == ["/time", "/lat", "/lon"]
-        assert (data["t2m"][2, :45, 60:] == -32768).all()
-        assert data["t2m"].chunks == (1, 45, 60)
-
-
 def test_ncdump_prints_the_metadata_and_values(file: Path) -> None:
     header = tool("ncdump", "-h", file)
     for line in (
@@ -111,14 +104,6 @@ def test_ncdump_prints_the_metadata_and_values(file: Path) -> None:
         assert line in header
     assert not re.search(r"^\s*string ", header, re.MULTILINE)  # text is NC_CHAR, which every program supports
     assert '"Bonn"' in tool("ncdump", "-v", "/stations/name", file)
-
-
-def test_cdo_computes_the_statistics_of_the_store(file: Path, wanted: xr.Dataset) -> None:
-    table = [line.split() for line in tool("cdo", "-s", "infon", "-selname,t2m", file).splitlines()[1:]]
-    assert [line[2] for line in table] == [f"2000-01-0{day}" for day in range(1, 7)]
-    assert [int(line[6]) for line in table] == wanted["t2m"].isnull().sum(("lat", "lon")).values.tolist()
-    found = [float(line[9]) for line in table]
-    np.testing.assert_allclose(found, wanted["t2m"].mean(("lat", "lon")), atol=0.01)
 
 
 def test_a_damaged_chunk_is_an_error_for_its_readers_alone(file: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import tempfile
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +13,9 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.views.arraystores import Array, Shape, flat_bytes, items_of, read_array, shapes, with_view, write
+from tests.views.arraystores import Array, Shape, flat_bytes, items_of, shapes, with_view, write
 from zarrfs.errors import ReadError
 from zarrfs.metrics.counters import COUNTS
-from zarrfs.store.api import Value
-from zarrfs.store.directory import FileSystemStore
-from zarrfs.system.buffers import Buffer
 from zarrfs.views.arrays import ArraysView
 
 RANGES = st.lists(st.tuples(st.integers(0, 40_000), st.integers(0, 6000)), max_size=8)
@@ -101,50 +97,6 @@ def test_a_small_read_decodes_one_chunk(tmp_path: Path) -> None:
     with_view(tmp_path, check)
 
 
-def test_a_read_of_several_runs_of_a_chunk_is_of_one_version(tmp_path: Path) -> None:
-    """The chunk is replaced once the first run was read."""
-    plain(tmp_path, (4, 8), (4, 4), compressors=None)
-    chunk, old, new = tmp_path / "x/0.0", 7, 9
-    chunk.write_bytes(np.full((4, 4), old, "<i4").tobytes())
-    replaced = []
-
-    class Replacing(FileSystemStore):
-        async def open(self, key: str) -> Value:
-            value = await super().open(key)
-            if key == "x/0.0" and not replaced:
-                read = value.read
-
-                async def read_and_replace(start: int, length: int) -> Buffer:
-                    data = bytes(await read(start, length))
-                    if not replaced:
-                        replaced.append(key)
-                        (tmp_path / "new").write_bytes(np.full((4, 4), new, "<i4").tobytes())
-                        (tmp_path / "new").rename(chunk)
-                    return data
-
-                return Reading(value, read_and_replace)
-            return value
-
-    class Reading(Value):
-        def __init__(self, value: Value, read: Callable[[int, int], Awaitable[Buffer]]) -> None:
-            super().__init__(value.info, value.version)
-            self._read = read
-
-        async def read(self, start: int, length: int) -> Buffer:
-            return await self._read(start, length)
-
-    async def main() -> None:
-        view = ArraysView(Replacing(str(tmp_path)), 1 << 20)
-        try:
-            data = np.frombuffer(await items_of(view, 0, 48), "<i4")  # a row of 8 items, and half of the next one
-        finally:
-            await view.aclose()
-        assert replaced
-        assert {*data[:4].tolist(), *data[8:].tolist()} in ({old}, {new})
-
-    trio.run(main)
-
-
 @pytest.mark.parametrize("compressors", [None, "auto"])
 def test_a_damaged_chunk_fails_alone(tmp_path: Path, compressors: str | None) -> None:
     items = plain(tmp_path, (64, 64), (32, 64), compressors=compressors)
@@ -194,17 +146,10 @@ def test_shards_that_are_links_are_read(tmp_path: Path) -> None:
 
     async def check(view: ArraysView) -> None:
         assert bytes(await items_of(view)) == items.tobytes()
-        data = bytearray(elsewhere.read_bytes())
         elsewhere.write_bytes((tmp_path / "x/c/1/1").read_bytes())
         await trio.sleep(1.2)
         changed = items.copy()
         changed[:4, :4] = items[4:, 4:]
         assert bytes(await items_of(view)) == changed.tobytes()
-        elsewhere.unlink()
-        await trio.sleep(1.2)
-        with pytest.raises(ReadError, match="leads nowhere"):
-            await items_of(view)
-        elsewhere.write_bytes(data)
 
     with_view(tmp_path, check)
-    assert (read_array(str(tmp_path), "x") == items).all()
