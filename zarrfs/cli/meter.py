@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from zarrfs.config.values import human
-from zarrfs.system.terminal import replace_line, shows_progress
 
 _QUIET_FOR = 0.5  # seconds before the line appears
 _EVERY = 0.2  # seconds between updates
@@ -19,12 +20,12 @@ _BAR = 20  # characters
 
 @contextlib.contextmanager
 def displayed(progress: Any, quiet: bool) -> Iterator[None]:
-    """Show `progress` in a line during the body, unless `quiet` or standard error shows no progress.
+    """Show `progress` in a line during the body, unless `quiet` or standard error is no terminal that erases lines.
 
     `progress` has the attributes `files` and `bytes`, and may have `expected_files` and `expected_bytes`, which are
     None while they are unknown. Another thread reads them.
     """
-    if quiet or not shows_progress():
+    if quiet or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield
         return
     ended = threading.Event()
@@ -41,9 +42,14 @@ def _show(progress: Any, ended: threading.Event) -> None:
     began, wait = time.monotonic(), _QUIET_FOR
     while not ended.wait(wait):
         text, wait = line(progress, time.monotonic() - began), _EVERY
-        replace_line(text[: shutil.get_terminal_size().columns - 1])
+        _replace_line(text[: shutil.get_terminal_size().columns - 1])
     if wait == _EVERY:
-        replace_line()
+        _replace_line("")
+
+
+def _replace_line(text: str) -> None:
+    sys.stderr.write(f"\r\x1b[K{text}")
+    sys.stderr.flush()
 
 
 def line(progress: Any, elapsed: float) -> str:

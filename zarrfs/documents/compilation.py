@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import time
-
 from zarrfs.config.options import Options
 from zarrfs.errors import SourceError
 from zarrfs.store.indexfile import IndexWriter
-from zarrfs.system.terminal import replace_line, shows_progress
 
-_QUIET_FOR = 1.0  # seconds before a progress line appears,
-_EVERY = 0.2  # and between two updates of it
 _REPORTED_MAX = 20  # problems with a warning each; all of them are recorded in the index
 
 
@@ -51,32 +45,3 @@ class Compilation:
         self.problems += 1
         if self.problems <= _REPORTED_MAX:
             self.warnings.append(text)
-
-
-class ReadingProgress:
-    """A progress line on a terminal, for documents that take longer than a second to read or fetch.
-
-    The object is a context manager, which erases the line on exit. The reader calls it with its position in bytes, of
-    `total`. `verb` is the word in the line: "reading" or "fetching".
-    """
-
-    def __init__(self, source: str, total: int, quiet: bool, verb: str = "reading") -> None:
-        self._what, self._total = f"{verb} {os.path.basename(source) or source}", total
-        self._next = float("inf") if quiet or not shows_progress() else time.monotonic() + _QUIET_FOR
-        self._shown = False
-
-    def __enter__(self) -> ReadingProgress:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._shown:
-            replace_line()
-
-    def __call__(self, position: int) -> None:
-        """Update the line, at most five times a second."""
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._next, self._shown = now + _EVERY, True
-        part = min(position / self._total, 1.0) if self._total else 1.0
-        replace_line(f"zarrfs: {self._what}: {part:.0%} of {self._total:,} bytes")

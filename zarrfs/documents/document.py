@@ -29,11 +29,6 @@ class Document:
     blobs: tuple[str, ...] = ()  # sources of an archive's blobs, unless -o blobs= names others
 
     @property
-    def size(self) -> int:
-        """The size in bytes as fetched, before decompression."""
-        return len(self.data) if isinstance(self.data, bytes) else os.fstat(self.data).st_size
-
-    @property
     def fetched(self) -> bool:
         """Return whether the data is a private copy that no other program can change."""
         return bool(self.origin) or isinstance(self.data, bytes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import IO, Any, NamedTuple
 
 from zarrfs.documents.compressed import expanding
@@ -37,14 +37,11 @@ class JsonDocument:
     """A JSON document, parsed in slices.
 
     Every method raises SourceError if the text is not JSON, or is compressed and expands to more than `limit` bytes.
-    The reader calls `progress` with its position in the document (bytes, as fetched) after every slice.
     """
 
-    def __init__(
-        self, document: Document, limit: int, progress: Callable[[int], object] = lambda position: None
-    ) -> None:
+    def __init__(self, document: Document, limit: int) -> None:
         self.source = document.source
-        self._document, self._limit, self._progress = document, limit, progress
+        self._document, self._limit = document, limit
 
     def slices(self, apart: Collection[str] = ()) -> Iterator[Slice]:
         """Yield the whole document in slices, in the order of the text.
@@ -54,9 +51,7 @@ class JsonDocument:
         """
         with self._document.open() as raw:
             reader = _Reader(expanding(raw, self._limit, self.source), self.source)
-            for found in reader.slices(apart):
-                yield found
-                self._progress(raw.tell())
+            yield from reader.slices(apart)
 
     def head(self, apart: Collection[str] = ()) -> Any:
         """Return the first members or items of the document, enough to detect its kind."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import split_chain, without_secrets
-from zarrfs.documents.compilation import ReadingProgress
 from zarrfs.documents.compressed import is_compressed
 from zarrfs.documents.data_files import why_no_source
 from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetChanged, TargetMissing
@@ -169,11 +168,9 @@ async def _download(
         return None
     if not (await _fetch(files, system, path, _PEEK)).ranged:
         return None  # the server ignores ranges: every step would transfer the whole file
-    shown = ReadingProgress(without_secrets(system.shown(path)), size, options.log_level == "error", "fetching")
     expected = entry if entry.tag else None  # None: all steps must have the version of the first
-    with contextlib.suppress(OSError, TargetChanged), shown, tempfile.TemporaryFile(dir=directory) as file:
+    with contextlib.suppress(OSError, TargetChanged), tempfile.TemporaryFile(dir=directory) as file:
         for start in range(0, size, _STEP):
-            shown(start)
             file.write(await files.read_at(system, path, start, min(_STEP, size - start), 0, size, expected))
         file.flush()
         return os.dup(file.fileno())

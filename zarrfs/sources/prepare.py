@@ -26,7 +26,7 @@ from zarrfs.archives.source_kinds import FLUX, is_flux
 from zarrfs.config.options import TABLE, Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import parent
-from zarrfs.documents.compilation import Compilation, ReadingProgress
+from zarrfs.documents.compilation import Compilation
 from zarrfs.documents.compressed import is_zip
 from zarrfs.documents.data_files import why_no_source
 from zarrfs.documents.document import Document
@@ -226,10 +226,9 @@ def _compile(document: Document, options: Options, cache: IndexCache, key: str) 
 
 def _write(document: Document, options: Options, path: str, content: bytes) -> dict[str, str]:
     """Compile a document with the SHA-256 `content` to the new index file `path`; return its notes."""
-    progress = ReadingProgress(document.source, document.size, options.log_level == "error")
-    parsed = JsonDocument(document, options.document_limit, progress)
+    parsed = JsonDocument(document, options.document_limit)
     kind, compile_ = _detect(parsed, options)
-    with progress, IndexWriter(path) as writer:
+    with IndexWriter(path) as writer:
         compilation = Compilation(document.source, writer, options)
         compile_(parsed, compilation)
         notes = {"kind": kind, "source": document.source, "warnings": json.dumps(compilation.reported_warnings())}
