@@ -13,7 +13,7 @@ from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import NotDirectory, NotFound, ReadError
 from zarrfs.store.api import Info, check_key, join_key, name_rule, split_key
 from zarrfs.views.hierarchy import Node
-from zarrfs.views.view import File, Part, View, text_file
+from zarrfs.views.view import File, Part, View, text_file, text_part
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.model import ArrayMetadata
@@ -144,7 +144,7 @@ class ArraysView(View):
             self.leave_out(node.path, str(exc))
             return None
         whole = len(header) + size
-        return File(node, whole, ((0, header),), (Part(len(header), whole, node),) if size else ())
+        return File(node, whole, (text_part(0, header), Part(len(header), whole, node)))
 
 
 def _json(value: JSON) -> bytes:

@@ -21,7 +21,7 @@ from zarrfs.errors import NotDirectory, NotFound, ReadError
 from zarrfs.store.api import Info, Kind, Store, check_key, name_rule
 from zarrfs.system.processes import python
 from zarrfs.views.hierarchy import Node
-from zarrfs.views.view import File, Part, View
+from zarrfs.views.view import File, Part, View, text_part
 
 if TYPE_CHECKING:
     from zarrfs.views.netcdf_model import Description, Form  # imports numpy
@@ -102,15 +102,13 @@ class NetCDFView(View):
     async def _make(self) -> File:
         nodes, description = await self._describe()
         made = json.loads(await self._build(description.text, self._name))
-        parts = [
-            Part(at, at + one.nbytes, one.node, one.dtype)
-            for at, one in zip(made["places"], description.variables, strict=True) if at is not None
-        ]  # fmt: skip
-        parts.sort(key=operator.itemgetter(0))
+        parts = [text_part(at, bytes.fromhex(text)) for at, text in made["texts"]]
+        for at, one in zip(made["places"], description.variables, strict=True):
+            if at is not None:
+                parts.append(Part(at, at + one.nbytes, one.node, one.dtype))
         latest = max((node.mtime_ns for node in nodes if node.mtime_ns is not None), default=None)
         root = nodes[0]._replace(problem=None, mtime_ns=latest)
-        texts = tuple((at, bytes.fromhex(text)) for at, text in made["texts"])
-        return File(root, made["size"], texts, tuple(parts))
+        return File(root, made["size"], tuple(sorted(parts, key=operator.itemgetter(0))))
 
     async def _describe(self) -> tuple[list[Node], Description]:
         """Read the documents and the arrays that are kept with the header. Raise ReadError."""

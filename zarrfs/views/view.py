@@ -29,11 +29,11 @@ _OPEN = 1024  # readers to keep
 
 
 class Part(NamedTuple):
-    """The items of an array in the bytes [start, stop) of a file."""
+    """The bytes [start, stop) of a file: text, or the items of an array."""
 
     start: int
     stop: int
-    node: Node
+    source: bytes | Node
     dtype: str | None = None  # numpy's, of an item in the file, if it is converted
 
 
@@ -42,18 +42,22 @@ class File(NamedTuple):
 
     node: Node
     size: int
-    texts: tuple[tuple[int, bytes], ...] = ()  # (address, bytes), sorted
-    parts: tuple[Part, ...] = ()  # sorted
+    parts: tuple[Part, ...]  # sorted, with holes
 
     @property
     def content(self) -> Hashable:
         """The part of the file that is known without reading chunks."""
-        return self.size, self.texts
+        return self.size, tuple(part[:3] for part in self.parts if isinstance(part.source, bytes))
+
+
+def text_part(start: int, text: bytes) -> Part:
+    """Return a part that is text."""
+    return Part(start, start + len(text), text)
 
 
 def text_file(node: Node, text: bytes) -> File:
     """Return a file of text."""
-    return File(node, len(text), ((0, text),))
+    return File(node, len(text), (text_part(0, text),))
 
 
 class View(WrappingStore):
@@ -139,37 +143,33 @@ class _OpenFile(Value):
     __slots__ = ("_file", "_key", "_view")
 
     def __init__(self, view: View, key: str, info: Info, file: File) -> None:
-        super().__init__(info, file.content if view.immutable or not file.parts else None)
+        fixed = all(isinstance(part.source, bytes) for part in file.parts)
+        super().__init__(info, file.content if view.immutable or fixed else None)
         self._view, self._key, self._file = view, key, file
 
     async def read(self, start: int, length: int) -> Buffer:
         parts, stop = self._file.parts, min(start + length, self.size)
-        if start >= stop:
-            return b""
-        at = max(bisect.bisect_right(parts, start, key=operator.itemgetter(0)) - 1, 0)
-        if at < len(parts) and parts[at].start <= start and stop <= parts[at].stop:
-            return await self._items(parts[at], start, stop)
-        out = bytearray(stop - start)  # a file may have holes
-        first_text = max(bisect.bisect_right(self._file.texts, start, key=operator.itemgetter(0)) - 1, 0)
-        for address, data in self._file.texts[first_text:]:
-            if address >= stop:
-                break
-            first, last = max(address, start), min(address + len(data), stop)
-            if first < last:
-                out[first - start : last - start] = data[first - address : last - address]
-        for part in parts[at:]:
+        out: bytearray | None = None
+        for at in range(max(bisect.bisect_right(parts, start, key=operator.itemgetter(0)) - 1, 0), len(parts)):
+            part = parts[at]
             if part.start >= stop:
                 break
             first, last = max(part.start, start), min(part.stop, stop)
             if first < last:
-                out[first - start : last - start] = await self._items(part, first, last)
-        return out
+                data = await self._bytes(part, first - part.start, last - part.start)
+                if last - first == stop - start:
+                    return data
+                out = out or bytearray(stop - start)
+                out[first - start : last - start] = data
+        return out or bytes(max(stop - start, 0))
 
-    async def _items(self, part: Part, start: int, stop: int) -> Buffer:
-        """Return the bytes [start, stop) of the file, within a part."""
-        node = part.node
+    async def _bytes(self, part: Part, start: int, stop: int) -> Buffer:
+        """Return the bytes [start, stop) of a part."""
+        node = part.source
+        if isinstance(node, bytes):
+            return node[start:stop]
         await self._view.hierarchy.check(self._key, node)
-        flat, start, stop = self._view.reader(node), start - part.start, stop - part.start
+        flat = self._view.reader(node)
         if part.dtype is None:
             return await flat.read(start, stop)
         import numpy as np
