@@ -12,7 +12,7 @@ import trio
 import trio.testing
 from hypothesis import strategies as st
 
-from tests.net.scripted import VALUE, Peer, Scripted, asked, cut, get, head, part, right, run
+from tests.net.scripted import VALUE, Peer, Scripted, asked, cut, get, head, part, right, run, well
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.net.http import HttpSystem
 from zarrfs.net.responses import Transient
@@ -513,6 +513,19 @@ def test_cookies_are_sent_only_to_the_server_that_set_them() -> None:
         assert "third" not in str(server.requests)
 
     run(serve, check)
+
+
+@pytest.mark.parametrize("user", ["", "u@"])
+@pytest.mark.parametrize(
+    ("path", "sent"),
+    [("/a//b?c=%2f+", "/a//b?c=%2f+"), ("/%7ea=%3D", "/%7ea=%3D"), ("/a/../b/./c", "/b/c"), ("/ä b", "/%C3%A4%20b")],
+)  # fmt: skip
+def test_a_url_is_sent_as_it_is_written_if_it_is_legal(user: str, path: str, sent: str) -> None:
+    async def check(web: HttpSystem, server: Scripted) -> None:
+        await web.fetch(f"http://{user}127.0.0.1:{server.port}{path}", 10, 110)
+        assert server.requests[0].split()[1] == sent
+
+    run(well, check)
 
 
 # -- responses in pieces

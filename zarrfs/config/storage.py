@@ -26,7 +26,7 @@ _FSSPEC = (  # options of fsspec's file systems that have no effect here: they a
 )  # fmt: skip
 NAMES: Mapping[str, tuple[str, ...]] = {  # options by the first name of their protocol; others are not checked
     "http": (
-        "allow_redirects", "auth", "client_cert", "client_key", "cookies", "encoded", "headers", "params", "proxy",
+        "allow_redirects", "auth", "client_cert", "client_key", "cookies", "headers", "params", "proxy",
         "proxy_auth", "ssl", "token", "verify_ssl",
         "block_size", "raise_for_status", "simple_links", "size_policy", "timeout", "trust_env",  # without effect
     ),
@@ -60,7 +60,7 @@ _NUMBERS = frozenset(
 # Options that are flags. Only gs.requester_pays may be other text, a project.
 _FLAGS = frozenset(
     (
-        "allow_redirects", "anon", "encoded", "kerberos", "requester_pays", "ssl", "tls", "use_https", "use_ssl",
+        "allow_redirects", "anon", "kerberos", "requester_pays", "ssl", "tls", "use_https", "use_ssl",
         "verify_ssl", "version_aware",
     )
 )  # fmt: skip

@@ -215,7 +215,7 @@ class Buckets(System):
             return self._client[1]
         before = self._client
         headers = {**self._service.headers, **({"Authorization": f"Bearer {token}"} if token else {})}
-        web: dict[str, Any] = {"headers": headers, "allow_redirects": False, "encoded": True}
+        web: dict[str, Any] = {"headers": headers, "allow_redirects": False}
         web |= {"verify_ssl": self._service.verify, **proxy_options(self._options)}
         plain = dataclasses.replace(self._options, storage={"http": web})
         client = HttpSystem(plain, Trust(plain), of_buckets=True)

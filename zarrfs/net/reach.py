@@ -29,9 +29,7 @@ FORBIDDEN = frozenset(
 )  # fmt: skip
 # Options of the connection, without credentials. A place that the user did not name gets only these.
 _CONNECTION: dict[str, tuple[str, ...]] = {
-    "http": (
-        "proxy", "proxy_auth", "ssl", "verify_ssl", "timeout", "allow_redirects", "encoded",
-    ),
+    "http": ("proxy", "proxy_auth", "ssl", "verify_ssl", "timeout", "allow_redirects"),
     "s3": ("endpoint_url", "region", "verify", "config_kwargs"),
     "gcs": ("endpoint_url",),
     "abfs": ("account_name", "account_host"),

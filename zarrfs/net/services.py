@@ -51,11 +51,13 @@ class Service(abc.ABC):
     """The buckets of one provider with one set of options."""
 
     family: str
-    flat: bool  # a listing can begin after any key
-    endpoint: str  # "": that of the provider
-    headers: Mapping[str, str]  # of each request
+    flat = True  # a listing can begin after any key
+    headers: Mapping[str, str] = {}  # of each request
     verify = True  # check certificates
+    endpoint: str  # "": that of the provider
     static: Access | None  # the access that options name; None: make_find() finds it
+    _listing: Mapping[str, str]  # the query of each page of a listing
+    _names: Mapping[str, str]  # how such a query spells "after" and "token"
 
     @abc.abstractmethod
     def make_find(self) -> Find:
@@ -65,13 +67,18 @@ class Service(abc.ABC):
         """Return the URL whose answer names the region of a bucket; "": the region is known, or there are none."""
         return ""
 
-    @abc.abstractmethod
     def value(self, method: str, bucket: str, key: str, access: Access, region: str) -> str:
         """Return the URL of a value."""
+        return self._url(method, bucket, f"/{_path(key)}", {}, access, region)
 
-    @abc.abstractmethod
     def page(self, bucket: str, prefix: str, query: Mapping[str, str], access: Access, region: str) -> str:
         """Return the URL of a page of a listing; `query` has delimiter=, and after= or token=."""
+        asked = {self._names.get(name, name): value for name, value in query.items()}
+        return self._url("GET", bucket, "", {**self._listing, "prefix": prefix, **asked}, access, region)
+
+    @abc.abstractmethod
+    def _url(self, method: str, bucket: str, path: str, query: dict[str, str], access: Access, region: str) -> str:
+        """Return the URL of a path in a bucket; of the bucket itself if `path` is empty."""
 
     @abc.abstractmethod
     def listed(self, body: bytes) -> Listed:
@@ -81,8 +88,9 @@ class Service(abc.ABC):
 class S3(Service):
     """Amazon S3 and its like."""
 
-    family, flat = "s3", True
-    headers: Mapping[str, str] = {}
+    family = "s3"
+    _listing: Mapping[str, str] = {"list-type": "2", "encoding-type": "url", "max-keys": str(PAGE)}
+    _names: Mapping[str, str] = {"after": "start-after", "token": "continuation-token"}
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         client = options.get("client_kwargs") or {}
@@ -120,12 +128,6 @@ class S3(Service):
         key, _, version = key.partition("?versionId=")  # as in s3fs
         return self._url(method, bucket, f"/{_path(key)}", {"versionId": version} if version else {}, access, region)
 
-    def page(self, bucket: str, prefix: str, query: Mapping[str, str], access: Access, region: str) -> str:
-        names = {"after": "start-after", "token": "continuation-token"}
-        asked = {"list-type": "2", "encoding-type": "url", "max-keys": str(PAGE), "prefix": prefix}
-        asked |= {names.get(name, name): value for name, value in query.items()}
-        return self._url("GET", bucket, "", asked, access, region)
-
     def _url(self, method: str, bucket: str, path: str, query: dict[str, str], access: Access, region: str) -> str:
         region = self._region or region or self._usual
         suffix = ".cn" if region.startswith("cn-") else ""
@@ -160,7 +162,9 @@ class S3(Service):
 class Google(Service):
     """Google Cloud Storage."""
 
-    family, flat = "gcs", True
+    family = "gcs"
+    _listing: Mapping[str, str] = {"maxResults": str(PAGE)}
+    _names: Mapping[str, str] = {"after": "startOffset", "token": "pageToken"}
     # else a value that is stored with Content-Encoding: gzip is decompressed, and ranges of it are not sent
     headers: Mapping[str, str] = {"Accept-Encoding": "gzip"}
 
@@ -185,14 +189,9 @@ class Google(Service):
     def make_find(self) -> Find:
         return credentials.of_google(self._token)
 
-    def value(self, method: str, bucket: str, key: str, access: Access, region: str) -> str:
-        return _with(f"{self._base}/{bucket}/{_path(key)}", self._more)
-
-    def page(self, bucket: str, prefix: str, query: Mapping[str, str], access: Access, region: str) -> str:
-        names = {"after": "startOffset", "token": "pageToken"}
-        asked = {"maxResults": str(PAGE), "prefix": prefix, **self._more}
-        asked |= {names.get(name, name): value for name, value in query.items()}
-        return _with(f"{self._base}/storage/v1/b/{bucket}/o", asked)
+    def _url(self, method: str, bucket: str, path: str, query: dict[str, str], access: Access, region: str) -> str:
+        at = f"/{bucket}{path}" if path else f"/storage/v1/b/{bucket}/o"
+        return _with(self._base + at, query | self._more)
 
     def listed(self, body: bytes) -> Listed:
         answer = json.loads(gzip.decompress(body) if body.startswith(b"\x1f\x8b") else body)
@@ -212,6 +211,10 @@ class Azure(Service):
 
     family, flat = "abfs", False
     headers: Mapping[str, str] = {"x-ms-version": _AZURE_VERSION}
+    _listing: Mapping[str, str] = {
+        "restype": "container", "comp": "list", "include": "metadata", "maxresults": str(PAGE)
+    }  # fmt: skip
+    _names: Mapping[str, str] = {"token": "marker"}
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         _check("abfs", options)
@@ -247,16 +250,9 @@ class Azure(Service):
     def make_find(self) -> Find:
         return credentials.of_azure(self._options)
 
-    def value(self, method: str, bucket: str, key: str, access: Access, region: str) -> str:
-        return _with(f"{self.endpoint}/{bucket}/{_path(key)}", self._granted(bucket, access))
-
-    def page(self, bucket: str, prefix: str, query: Mapping[str, str], access: Access, region: str) -> str:
-        asked = {"restype": "container", "comp": "list", "include": "metadata", "maxresults": str(PAGE)}
-        asked |= {"prefix": prefix} | {{"token": "marker"}.get(name, name): value for name, value in query.items()}
-        return _with(f"{self.endpoint}/{bucket}", asked | self._granted(bucket, access))
-
-    def _granted(self, bucket: str, access: Access) -> dict[str, str]:
-        return container_sas(access, bucket, int(time.time()) // _VALID) if access.secret else self._sas
+    def _url(self, method: str, bucket: str, path: str, query: dict[str, str], access: Access, region: str) -> str:
+        granted = container_sas(access, bucket, int(time.time()) // _VALID) if access.secret else self._sas
+        return _with(f"{self.endpoint}/{bucket}{path}", query | granted)
 
     def listed(self, body: bytes) -> Listed:
         root = _xml(body, "EnumerationResults")

@@ -47,8 +47,6 @@ async def context_of(tls: Tls, where: str) -> ssl.SSLContext:
     named = [path for path in (authorities, tls.certificate, tls.key) if path]
 
     def make() -> ssl.SSLContext:
-        if tls.verify:
-            _check_variables(where)
         return _made(tls, authorities, tuple(os.stat(path).st_mtime_ns for path in named))
 
     try:
@@ -63,19 +61,6 @@ def preload_authorities() -> None:
     authorities = os.environ.get("SSL_CERT_FILE", "")
     with contextlib.suppress(OSError):
         _made(Tls(), authorities, tuple(os.stat(path).st_mtime_ns for path in [authorities] if path))
-
-
-def _check_variables(where: str) -> None:
-    """Raise ReadError if a variable names nothing that can be read.
-
-    OpenSSL ignores a missing file. Servers of a site would then be refused without a hint, or authorities would be
-    trusted that the user did not choose. Source: SSL_CTX_set_default_verify_paths(3).
-    """
-    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
-        paths = os.environ.get(name, "").split(":" if name == "SSL_CERT_DIR" else "\0")
-        if paths != [""] and not any(os.access(path, os.R_OK) for path in paths):
-            reason = "cannot be read" if any(map(os.path.lexists, paths)) else "no such file or directory"
-            raise ReadError(where, f"${name}: {':'.join(paths)}: {reason}; correct the variable, or unset it")
 
 
 @functools.lru_cache(32)

@@ -42,12 +42,14 @@ _REMEMBERED = 65_536  # redirects that are remembered for this time
 _COOKIES = 1024  # cookies that are remembered
 # Headers that are never taken from options.
 _OURS = ("Accept-Encoding", "Range", "If-Range", "Connection", "Content-Length", "Transfer-Encoding")
-# URLs that are sent as they are written; all others are parsed by yarl.
-_LEGAL = r"(?:[A-Za-z0-9._~!$'()*,+&=;:@-]|%[0-9A-Fa-f]{2})"
+# URLs of these characters, without "." and ".." as names, are sent as they are written. _PLAIN matches most of them;
+# all others are parsed by yarl.
+_LEGAL, _NO_DOTS = r"A-Za-z0-9._~!$'()*,+&=;:@/?-", r"(?!.*/\.{1,2}(?:[/?]|\Z))"
 _PLAIN = re.compile(
     r"(https?)://([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?::([0-9]{1,5}))?"
-    rf"(/(?:(?!\.{{1,2}}(?:[/?]|\Z)){_LEGAL}+(?:/|(?=[?]|\Z)))*(?:\?(?:{_LEGAL}|[/?])*)?)"
+    rf"(?=/){_NO_DOTS}((?:[{_LEGAL}]++|%[0-9A-Fa-f]{{2}})*+)"
 )
+_WRITTEN = re.compile(rf"{_NO_DOTS}(?:[\[\]#{_LEGAL}]++|%[0-9A-Fa-f]{{2}})*+")
 
 
 class Hop(NamedTuple):
@@ -135,9 +137,8 @@ class Web:
             scheme, name, given, target = match.groups()
             port = int(given) if given else 443 if scheme == "https" else 80
         else:
-            found = self._parsed(url, where) if isinstance(url, str) else url
+            found, target = self._parsed(url, where) if isinstance(url, str) else (url, url.raw_path_qs)
             url, scheme, name, port = str(found), found.scheme, found.raw_host or "", found.port or 0
-            target = found.raw_path_qs
             if found.raw_user is not None:
                 credentials = lines({"Authorization": basic(found.user or "", found.password or "")})
         name = name.lower()
@@ -176,19 +177,18 @@ class Web:
         proxy = proxy_of(options, scheme, name, where)
         return self._servers.put(key, Server(scheme, name, port, guarded, personal, options, proxy, headers))
 
-    def _parsed(self, url: str, where: str) -> yarl.URL:
-        """Parse a URL that _PLAIN does not match. Raise ReadError if it is invalid or ambiguous."""
+    def _parsed(self, url: str, where: str) -> tuple[yarl.URL, str]:
+        """Parse a URL that _PLAIN does not match; return also its path and query. Raise ReadError if it is invalid."""
         import yarl
 
         try:
             found = yarl.URL(url)
-            if self._trust.given(url).options.get("encoded"):
-                found = yarl.URL(url, encoded=True)
-            if found.scheme not in ("http", "https") or web_place(found) != web_place(yarl.URL(url)):
-                raise ValueError("ambiguous")  # noqa: TRY301
+            web_place(found)
+            if found.scheme not in ("http", "https"):
+                raise ValueError("not HTTP")  # noqa: TRY301
+            return found, (yarl.URL(url, encoded=True) if _WRITTEN.fullmatch(url) else found).raw_path_qs
         except (ValueError, TypeError) as exc:
             raise ReadError(where, f"not a URL: {exc}") from exc
-        return found
 
     def _onward(self, response: Response, hops: list[Hop], where: str) -> Hop | None:
         """Return the hop to which the answer redirects; None if it is not a redirect."""
@@ -199,10 +199,10 @@ class Web:
             location = location.encode("latin-1").decode("utf-8", "replace")
         import yarl
 
-        legal = re.fullmatch(rf"(?:{_LEGAL}|[/?\[\]#])*", location) is not None  # a signature covers it as written
+        written = _WRITTEN.fullmatch(location) is not None  # a signature covers it as written
         try:
             base = yarl.URL(hops[-1].url)
-            onward = base.join(yarl.URL(location, encoded=legal))
+            onward = base.join(yarl.URL(location, encoded=written))
             web_place(onward)
         except ValueError as exc:
             raise ReadError(where, f"is redirected to an invalid URL: {exc}") from exc
