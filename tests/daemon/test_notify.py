@@ -27,6 +27,7 @@ def silent_manager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
                     sent += 1
         address = "@" + manager.getsockname()[1:].decode()
         monkeypatch.setattr(notify, "_address", lambda: address)
+        monkeypatch.setattr(notify, "_PATIENCE", 0.3)
         yield
 
 

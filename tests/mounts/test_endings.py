@@ -1,4 +1,4 @@
-"""A reader with an open Zarr array, and all the ways its mount can end: it must never silently get fill values."""
+"""Mounts that end: before they are ready, while they are busy, and without free descriptors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,79 +15,6 @@ import pytest
 from tests.conftest import DATA, PROGRAM, run
 from tests.mounts.mounting import alive, daemon_pid, mount_lines, until
 from zarrfs.system import mounts
-
-# A program that reads an array's document, prints "open", waits for a line, and reads a chunk, as a Zarr reader does
-READER = """
-import os, sys
-os.stat(sys.argv[1] + "/.zarray")
-print("open", flush=True)
-sys.stdin.readline()
-try:
-    print("data" if open(sys.argv[1] + "/0.0.0", "rb").read() else "fill")
-except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-    print("fill")
-except OSError:
-    print("error")
-"""
-
-
-def umount(mnt: Path) -> None:
-    run("umount", mnt)
-
-
-def terminate(mnt: Path) -> None:
-    pid, log = daemon_pid(mnt), mnt.with_suffix(".log")
-    os.kill(pid, signal.SIGTERM)
-    stays = "cannot unmount: in use by"
-    until(lambda: not alive(pid) or (log.exists() and stays in log.read_text()))
-
-
-def kill(mnt: Path) -> None:
-    pid = daemon_pid(mnt)
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: not alive(pid))
-
-
-# root without the capabilities to bypass permissions: like an ordinary user, but still the owner of the mount
-PLAIN_USER = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
-
-
-def see(mnt: Path, end: Callable[[Path], None], busy: bool, *options: str, prefix: Sequence[str] = ()) -> str:
-    """Return what a reader with an open array gets after `end`; with `busy`, its working directory is the mount."""
-    mnt.mkdir(mode=0o755)
-    log = mnt.with_suffix(".log")
-    assert run("mount", DATA / "zarr/v2_hier", mnt, "-o", f"log_file={log}", *options).returncode == 0
-    reader = subprocess.Popen(
-        [*prefix, sys.executable, "-I", "-S", "-c", READER, mnt / "gzip"], stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=mnt if busy else "/",
-    )  # fmt: skip
-    try:
-        assert reader.stdout is not None
-        assert reader.stdout.readline() == "open\n", reader.communicate()[1]
-        end(mnt)
-        return reader.communicate("\n", timeout=60)[0].split()[0]
-    finally:
-        reader.kill()
-        reader.wait()
-        while mount_lines(mnt):
-            subprocess.run(["umount", "-l", str(mnt)], check=True)
-
-
-@pytest.mark.parametrize("end", [umount, terminate])
-def test_a_mount_held_busy_stays(end: Callable[[Path], None], tmp_path: Path) -> None:
-    assert see(tmp_path / "mnt", end, True) == "data"
-
-
-def test_a_killed_daemon_is_an_error(tmp_path: Path) -> None:
-    assert see(tmp_path / "mnt", kill, False) == "error"
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="setpriv needs root")
-@pytest.mark.parametrize("end", [umount, terminate])
-def test_a_guarded_mount_point_gives_readers_an_error(end: Callable[[Path], None], tmp_path: Path) -> None:
-    """The mount is not busy, and is unmounted. The directory beneath is then EACCES instead of empty."""
-    assert see(tmp_path / "mnt", end, False, "-o", "guard", prefix=PLAIN_USER) == "error"
-    assert (tmp_path / "mnt").stat().st_mode & 0o777 == 0
 
 
 @pytest.mark.parametrize("words", [["_main"], ["Refresher", "foreground"]], ids=str)

@@ -56,36 +56,18 @@ def mode_of(machine: Machine, path: str) -> int:
     return stat.S_IMODE(machine.path(path).lstat().st_mode)
 
 
-def may(mode: int, uid: int, gid: int, user: int, groups: set[int], bit: int) -> bool:
-    """Return whether POSIX grants `bit` (4, 2 or 1) to a user who is not root."""
-    shift = 6 if user == uid else 3 if gid in groups else 0
-    return bool(mode >> shift & bit)
-
-
-def test_permissions_decide_which_user_may_read(machine: Machine, mount: Mount) -> None:
-    """Each user tries to read every entry; the kernel decides by the owner and mode that the mount reports."""
+def test_the_owner_and_the_mask_decide_which_user_may_read(machine: Machine, mount: Mount) -> None:
+    """The kernel decides by the owner and mode that the mount reports."""
     mask = 0o027
-    numbers = {name: int(machine.root(f"id -u {name}")) for name in ("ann", "bob", "cat")}
-    uid, gid = numbers["bob"], numbers["ann"]
+    uid, gid = (int(machine.root(f"id -u {name}")) for name in ("bob", "ann"))
     mount("allow_other", f"uid={uid}", f"gid={gid}", f"umask={mask:o}")
     shown = {name: mode & ~mask for name, mode in (FILES | DIRECTORIES).items()}
     assert {name: mode_of(machine, f"{MNT}/{name}") for name in shown} == shown
     status = machine.path(f"{MNT}/f644").stat()
     assert (status.st_uid, status.st_gid) == (uid, gid)
     assert mode_of(machine, f"{MNT}/link") == 0o777
-    top = mode_of(machine, MNT)
-    for user, number in numbers.items():
-        groups = {number} | ({gid} if user == "cat" else set())
-        enter = may(top, uid, gid, number, groups, 1)
-        tried = [*FILES, *DIRECTORIES, *(f"{name}/f" for name in DIRECTORIES)]
-        script = "; ".join(f"head -c1 {name} >/dev/null 2>&1 || ls {name}/ >/dev/null 2>&1; echo $?" for name in tried)
-        said = machine.run("sh", "-c", f"cd {MNT}; {script}", user=user).stdout.split()
-        for name, status_ in zip(tried, said, strict=True):
-            above, _, below = name.rpartition("/")
-            expected = enter and may(shown[above or name], uid, gid, number, groups, 1 if above else 4)
-            if above:
-                expected = expected and may(0o644 & ~mask, uid, gid, number, groups, 4)
-            assert (status_ == "0") == expected, (user, name, below)
+    assert [machine.run("cat", f"{MNT}/f600", user=name).returncode for name in ("ann", "bob", "cat")] == [1, 0, 1]
+    assert [machine.run("cat", f"{MNT}/d750/f", user=name).returncode for name in ("bob", "cat")] == [0, 0]
 
 
 def euid(machine: Machine, path: str) -> str:

@@ -109,7 +109,7 @@ def test_a_reader_sees_right_bytes_or_errors_over_restarts(
     root.mkdir()
     assert start(source, root)
     with reading(root) as reader:
-        for _ in range(2):
+        for _ in range(2 if start is helper else 1):  # one dead mount stays under the new one, never two
             time.sleep(0.2)
             kill_daemon(root)
             reader.sees("ENOTCONN")

@@ -77,7 +77,7 @@ def test_stopping_while_a_reader_has_a_file_open(machine: Booted) -> None:
     unit = configure(machine, "busy")
     drop_in = machine.path("/run/systemd/system/zarrfs@busy.service.d/stop.conf")
     drop_in.parent.mkdir()
-    drop_in.write_text("[Service]\nTimeoutStopSec=5\n")  # the test waits for it
+    drop_in.write_text("[Service]\nTimeoutStopSec=2\n")  # the test waits for it
     machine.root(f"systemctl daemon-reload && systemctl start {unit}")
     script = "exec 3</mnt/busy/a; echo open; sleep 1; cd /mnt/busy || exec ls /mnt/busy; "
     script += "until ! ls >/dev/null 2>&1; do sleep 0.1; done; ls"

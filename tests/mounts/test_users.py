@@ -160,18 +160,6 @@ def test_a_machine_that_does_not_allow_mounts_is_explained(machine: Machine) -> 
     assert "CAP_SYS_ADMIN is missing (in a container: start the container with" in done.stderr
 
 
-def test_indexes_and_records_go_to_the_xdg_directories(machine: Machine) -> None:
-    """A mount also works where no index can be stored."""
-    job, blobs = ("zarrfs", "mount", ARCHIVE, "mnt", "-o", f"blobs={BLOBS}"), f"{HOME}/mnt/job/inputs"
-
-    for variables in ({}, {"HOME": "/proc"}):  # no file can be created there
-        assert ann(machine, *job, **variables) == (0, "", ""), variables
-        assert ann(machine, "ls", blobs)[0] == 0
-        assert ann(machine, "zarrfs", "umount", "mnt", **variables)[0] == 0
-    assert {one.stat().st_mode & 0o022 for one in machine.path(f"{HOME}/.cache/zarrfs/index").glob("*.index")} == {0}
-    assert not list(machine.path("/tmp").glob("zarrfs-*/*.index")), "a temporary one goes with its mount"
-
-
 def test_a_user_can_write(machine: Machine) -> None:
     ann(machine, "mkdir", "up")
     assert mount(machine, "-o", "upperdir=up") == (0, "")

@@ -222,6 +222,16 @@ def getdents(descriptor: int, size: int) -> list[tuple[str, int]]:
     return entries
 
 
+def test_exchanged_names_swap_what_they_name(root: Path) -> None:
+    (root / "file").write_text("1")
+    (root / "directory").mkdir()
+    (root / "directory/x").write_text("x")
+    for one, other in (("file", "directory"), ("top", "v/a/0")):
+        (root / other).stat()
+        assert renameat2(root / one, root / other, EXCHANGE) == 0
+    assert [(root / name).read_text() for name in ("directory", "file/x", "top", "v/a/0")] == ["1", "x", "zero", "top"]
+
+
 def test_creating_a_name_that_appeared_beneath_the_mount_leaves_no_inode(tmp_path: Path) -> None:
     """The kernel still believes the name to be absent, so it sends a request to create it."""
     plain = tmp_path / "plain"

@@ -328,4 +328,4 @@ def test_a_merged_tree_behaves_like_a_plain_directory(write_source: Callable[[Pa
 def test_a_directory_mounted_rw_behaves_like_a_plain_directory(tmp_path: Path) -> None:
     with mounted(write_archive(tmp_path), tmp_path / "mnt") as root:
         subprocess.run(["cp", "-a", "--sparse=never", root, tmp_path / "original"], check=True)
-    run_machine(OwnUpper, tmp_path / "original")
+    run_machine(OwnUpper, tmp_path / "original", examples=1)

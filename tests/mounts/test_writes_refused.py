@@ -95,6 +95,9 @@ def test_a_source_as_its_own_upper_directory_has_no_whiteouts(tmp_path: Path) ->
         assert os.listdir(root) == [".wh.x"]
         assert error_of(os.mkdir, root / ".zarrfs-upper") == errno.EINVAL
     assert os.listdir(tmp_path / "source") == [".wh.x"]
+    (tmp_path / "source/.zgroup").write_text('{"zarr_format": 2}')
+    line = refused(tmp_path / "source", tmp_path / "mnt", f"upperdir={tmp_path}/source", "view=arrays")
+    assert "source: is neither an upper directory of zarrfs" in line
 
 
 # -- directories that cannot be an upper directory

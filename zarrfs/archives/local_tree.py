@@ -72,7 +72,7 @@ class LocalTree(Tree):
         return (entry for entry in await super().children(key) if not self._left_out(entry))
 
     async def open(self, entry: Entry, size: int) -> Value:  # in this thread: the command has no other tasks
-        descriptor = self._base.open_file(entry.key, Info("", entry.kind))
+        descriptor = self._base.open_file(entry.key)
         return FileValue(descriptor, lambda status: info_of("", status, None))
 
     def _left_out(self, entry: Entry) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from zarrfs.archives.tree import Entry, Tree, entry_of
 from zarrfs.errors import SourceError
 from zarrfs.store.api import Info, Kind, join_key
-from zarrfs.store.overlay import MergedEntry, Overlay
+from zarrfs.store.overlay import Overlay, OverlayEntry
 
 _BATCH = 1000  # maximum number of entries held while values are prefetched
 _AHEAD = 64  # values prefetched at the same time
@@ -48,9 +48,9 @@ class MergedTree(Tree):
         return not await self.overlay.entries(node.key)
 
     async def children(self, key: str) -> Iterator[Entry]:
-        return (self._entry(join_key(key, found.name), found) for found in await self.overlay.entries(key))
+        return (self._entry(join_key(key, name), one) for name, one in (await self.overlay.entries(key)).items())
 
-    def _entry(self, key: str, found: MergedEntry) -> Entry:
+    def _entry(self, key: str, found: OverlayEntry) -> Entry:
         if found.status is not None:
             return entry_of(key, self.overlay.info_of(key, found.status), changed=True)
         assert found.info is not None

@@ -301,7 +301,7 @@ class _Copier:
             with contextlib.ExitStack() as stack:
                 source = item.value.fileno() if item.value is not None else None
                 if not item.ready and self._files is not None:
-                    source = self._files.open_file(item.key, info)
+                    source = self._files.open_file(item.key)
                     stack.callback(os.close, source)
                 file = stack.enter_context(contextlib.closing(create(directory, folder, info)))
                 if source is not None:

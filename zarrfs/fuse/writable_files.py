@@ -40,7 +40,7 @@ from zarrfs.fuse.operations import OpenFile, Operations, handler
 from zarrfs.fuse.xattrs import MOUNT_XATTR
 from zarrfs.metrics.counters import COUNTS
 from zarrfs.store.api import Info, join_key, split_key
-from zarrfs.store.overlay import MergedEntry, Now, Overlay, OverlayEntry
+from zarrfs.store.overlay import Now, Overlay, OverlayEntry
 from zarrfs.system.beneath import file_version
 
 P = ParamSpec("P")
@@ -93,17 +93,17 @@ class WritableDirectoryHandle:
 
     inode: int
     key: str  # when it was opened, for the log
-    entries: list[MergedEntry] | None = None
+    entries: list[tuple[str, OverlayEntry]] | None = None
     changes: int = -1  # FileOperations.changes at that time
 
 
-def _offset(entry: MergedEntry) -> int:
-    """Return the offset of an entry in its directory: a hash of its name.
+def _offset(entry: tuple[str, OverlayEntry]) -> int:
+    """Return the offset of an entry, by name, in its directory: a hash of the name.
 
     An NFS server opens the directory for each READDIR and seeks to the last offset. Counted offsets would then skip
     entries if others were removed meanwhile. Offsets 1 and 2 are those of "." and "..".
     """
-    return 3 + (hash(entry.name) & (1 << 62) - 1)
+    return 3 + (hash(entry[0]) & (1 << 62) - 1)
 
 
 class FileOperations(Operations):
@@ -291,8 +291,8 @@ class FileOperations(Operations):
         directory: WritableDirectoryHandle = self._directories[fh]
         if start_id == 0 or directory.entries is None:
             inode = directory.inode
-            directory.entries = await self.overlay.change(lambda now: now.entries(self.inodes.key(inode)))
-            directory.entries.sort(key=_offset)
+            found = await self.overlay.change(lambda now: now.entries(self.inodes.key(inode)))
+            directory.entries = sorted(found.items(), key=_offset)
             directory.changes = self.changes
         prefix = self.inodes.key(directory.inode)  # ENOENT if it was removed, as on local file systems
         if start_id < 2 and not self._send_dots(prefix, start_id, token):
@@ -301,18 +301,16 @@ class FileOperations(Operations):
         try:
             # a slice would copy the rest of the list each time
             for position in range(bisect.bisect_right(entries, start_id, key=_offset), len(entries)):
-                listed = entries[position]
-                encoded, key = FileNameT(os.fsencode(listed.name)), join_key(prefix, listed.name)
-                found = OverlayEntry(listed.status, listed.info)
+                place, (name, entry) = _offset(entries[position]), entries[position]
+                encoded, key = FileNameT(os.fsencode(name)), join_key(prefix, name)
                 if self.under_way or self.changes != directory.changes:  # this entry may have changed
                     try:
-                        key, found = await self._find(directory.inode, encoded)
+                        key, entry = await self._find(directory.inode, encoded)
                     except NotFound:
                         continue
-                inode = self._looked_up(key, found)
+                inode = self._looked_up(key, entry)
                 counted.append((InodeT(inode), 1))
-                entry = self._fill_found(found, inode)
-                if not pyfuse3.readdir_reply(token, encoded, entry, _offset(listed)):
+                if not pyfuse3.readdir_reply(token, encoded, self._fill_found(entry, inode), place):
                     await self.forget(counted[-1:])
                     return
         except BaseException:  # an error reply has no entries, so the kernel sends no FORGET for them

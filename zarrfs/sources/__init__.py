@@ -142,8 +142,9 @@ def open_plan(plan: Plan, options: Options) -> Store:
     from zarrfs.store.upper import Upper
 
     owner = (os.getuid() if options.uid is None else options.uid, os.getgid() if options.gid is None else options.gid)
-    if plan.path is not None and plan.kind == "zarr" and os.path.realpath(plan.path) == options.upperdir:
-        return Overlay(FileSystemStore(plan.path), Upper(options.upperdir, plain=True), owner)
+    own = plan.path is not None and os.path.realpath(plan.path) == options.upperdir
+    if own and plan.kind == "zarr" and options.view is None:
+        return Overlay(FileSystemStore(options.upperdir), Upper(options.upperdir, plain=True), owner)
     over = {"source": plan.source, "fingerprint": fingerprint(plan), "view": options.view}
     upper = Upper(options.upperdir, over=over)
     try:

@@ -117,16 +117,9 @@ class FileSystemStore(Store):
         finally:
             os.close(directory)
 
-    def open_file(self, key: str, info: Info) -> int:
-        """Open a listed value in any thread; the caller closes the descriptor. Raise StoreError or ReadError."""
+    def open_file(self, key: str) -> int:
+        """Open a value in any thread; the caller closes the descriptor. Raise StoreError or ReadError."""
         path = _path_of_key(key)
-        if not info.unreadable:  # was a regular file a moment ago; one system call less than _open_value()
-            with contextlib.suppress(OSError):
-                found = self._base.open(path, os.O_RDONLY)
-                if stat.S_ISREG(os.fstat(found).st_mode):
-                    os.set_blocking(found, True)  # wait for a file that is on tape
-                    return found
-                os.close(found)
         with answers(key):
             return self._open_value(key, path)
 

@@ -62,14 +62,6 @@ class OverlayEntry(NamedTuple):
         return self.info is not None and self.info.kind is Kind.DIRECTORY
 
 
-class MergedEntry(NamedTuple):
-    """An entry of a merged directory: its name, and the fields of an OverlayEntry."""
-
-    name: str
-    status: os.stat_result | None
-    info: Info | None
-
-
 class Change(NamedTuple):
     """One difference between the merged tree and the lower store; `status` is that of the upper entry."""
 
@@ -109,7 +101,7 @@ class Now:
         merged = status is None or (below is not None and below.kind is Kind.DIRECTORY)
         return OverlayEntry(status, below if merged else None)
 
-    def entries(self, key: str) -> list[MergedEntry]:
+    def entries(self, key: str) -> dict[str, OverlayEntry]:
         """Return the merged entries of a directory, as Overlay.entries() does."""
         found = self.find(key)
         if not found.is_directory:
@@ -239,8 +231,8 @@ class Overlay(WrappingStore):
             key = split_key(key)[0]
         return False
 
-    async def entries(self, key: str) -> list[MergedEntry]:
-        """Return the merged entries of a directory, by name. Raise NotFound or NotDirectory."""
+    async def entries(self, key: str) -> dict[str, OverlayEntry]:
+        """Return the merged entries of a directory, sorted by name. Raise NotFound or NotDirectory."""
         check_key(key, root=True)
         return await self.change(lambda now: now.entries(key))
 
@@ -375,7 +367,7 @@ class Overlay(WrappingStore):
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         with answers(prefix):
             found = await self.entries(prefix)
-        for name, status, info in found:
+        for name, (status, info) in found.items():
             if name > after:
                 yield self.info_of(join_key(prefix, name), status) if status is not None else info  # type: ignore[misc]
 
@@ -462,16 +454,16 @@ class Overlay(WrappingStore):
             yield _with_mode(info)
 
 
-def merged(above: UpperListing | None, lower: Iterable[Info]) -> list[MergedEntry]:
-    """Return the entries of a directory of an overlay, by name."""
+def merged(above: UpperListing | None, lower: Iterable[Info]) -> dict[str, OverlayEntry]:
+    """Return the entries of a directory of an overlay, sorted by name."""
     statuses, hidden, _ = above or UpperListing({}, set(), False)
-    found = {name: MergedEntry(name, status, None) for name, status in statuses.items()}
+    found = {name: OverlayEntry(status, None) for name, status in statuses.items()}
     for info in lower:
         name, status = info.name, statuses.get(info.name)
         shown = status is None or (info.kind is Kind.DIRECTORY and stat.S_ISDIR(status.st_mode))
         if shown and name not in hidden and not reserved(name):
-            found[name] = MergedEntry(name, status, info)
-    return [found[name] for name in sorted(found)]
+            found[name] = OverlayEntry(status, info)
+    return {name: found[name] for name in sorted(found)}
 
 
 def _joined(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
