@@ -16,11 +16,9 @@ from trio.testing import MockClock
 from tests.conftest import DATA
 from tests.sources.zarrstores import tree_of
 from tests.store.contract import Tree, keys, listed
-from tests.views.viewstores import GROUP_2, indexed, v1, v2, v3, viewed, written
+from tests.views.viewstores import GROUP_2, Timeless, indexed, v1, v2, v3, viewed, written
 from zarrfs.errors import NotFound, ReadError, TargetChanged
-from zarrfs.store.api import Info, Value
 from zarrfs.store.directory import FileSystemStore
-from zarrfs.store.values import BytesValue
 from zarrfs.views.translated import TranslatedView
 
 
@@ -97,17 +95,6 @@ def test_nested_chunks_of_old_stores_are_detected(tmp_path: Path) -> None:
 
 
 EVICTED = ["evicted", "evicted and removed", "evicted, no document"]
-
-
-class Timeless(FileSystemStore):
-    """A store without times, as behind a server that sends neither ETag nor Last-Modified."""
-
-    async def info(self, key: str, sized: bool = True) -> Info:
-        return (await super().info(key, sized))._replace(mtime_ns=None, identity=None)
-
-    async def open(self, key: str) -> Value:
-        found = await super().open(key)
-        return BytesValue(found.info._replace(mtime_ns=None, identity=None), await found.read(0, found.size))
 
 
 def test_a_changed_document_of_a_store_without_times_is_noticed(tmp_path: Path) -> None:

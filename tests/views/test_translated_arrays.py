@@ -25,7 +25,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 from tests.store.contract import StoreContract, Tree, keys, listed
 from tests.views.arraystores import Shape, shapes, write
-from tests.views.viewstores import GROUP_2, v2, v3, viewed, written
+from tests.views.viewstores import GROUP_2, Timeless, v2, v3, viewed, written
 from zarrfs.errors import ReadError, TargetChanged
 from zarrfs.store.api import Value
 from zarrfs.store.directory import FileSystemStore
@@ -364,3 +364,20 @@ def test_a_shard_that_is_replaced_is_read_by_its_own_index_or_is_an_error(tmp_pa
             await view.open("0/1")
 
     on_view(written(tmp_path, source), 2, check)
+
+
+def test_shards_of_a_slow_store_without_times_are_read(tmp_path: Path) -> None:
+    class Slow(Timeless):
+        async def open(self, key: str) -> Value:
+            await trio.sleep(2)
+            return await super().open(key)
+
+    tree = {"zarr.json": v3(**SHARDED), "c/0/0": shards_of({"0/0": b"1234", "0/1": b"5678"})["0/0"]}
+
+    async def main() -> None:
+        view = TranslatedView(Slow(str(written(tmp_path, tree))), 2)
+        for key, wanted in ("0/0", b"1234"), ("0/1", b"5678"):
+            assert bytes(await view.get(key)) == wanted
+        await view.aclose()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))

@@ -11,11 +11,12 @@ from typing import Any, Literal
 
 from tests.store.contract import Tree
 from zarrfs.config.options import Options
-from zarrfs.store.api import Store
+from zarrfs.store.api import Info, Store, Value
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.index import IndexStore
 from zarrfs.store.indexfile import IndexWriter
 from zarrfs.store.targets import Targets
+from zarrfs.store.values import BytesValue
 from zarrfs.views.translated import TranslatedView
 
 numbers = itertools.count()
@@ -84,3 +85,14 @@ async def viewed(
     view = TranslatedView(store, version)
     yield view
     await view.aclose()
+
+
+class Timeless(FileSystemStore):
+    """A store without times, as behind a server that sends neither ETag nor Last-Modified."""
+
+    async def info(self, key: str, sized: bool = True) -> Info:
+        return (await super().info(key, sized))._replace(mtime_ns=None, identity=None)
+
+    async def open(self, key: str) -> Value:
+        found = await super().open(key)
+        return BytesValue(found.info._replace(mtime_ns=None, identity=None), await found.read(0, found.size))

@@ -270,9 +270,11 @@ class Chunks:
         if self._sharding is None:
             return 0, value.size
         id = self._token, key
-        found = await self._cache.get(id, 0, lambda: self._load_index(key))
-        known = value.version is not None or found.is_fresh()
-        if not self._store.immutable and not (known and found.version == value.version):
+        found = self._cache.peek(id)
+        if found is None or (found.version is None and not found.is_fresh() and not self._store.immutable):
+            self._cache.discard(id)
+            found = await self._cache.get(id, 0, lambda: self._load_index(key))
+        if found.version != value.version and not self._store.immutable:
             self._cache.discard(id)
             raise TargetChanged(key, "changes while it is read")
         try:
