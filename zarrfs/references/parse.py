@@ -1,6 +1,6 @@
 """The compiler of reference sets in JSON, versions 0 and 1, to an index.
 
-Source: the fsspec reference set specification; where it is silent, docs/sources.md defines the behaviour.
+Source: the fsspec reference set specification; docs/sources.md.
 """
 
 from __future__ import annotations
