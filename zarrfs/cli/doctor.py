@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import platform
 import shlex
 import ssl
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 
@@ -22,11 +21,10 @@ from zarrfs.errors import MountError, message_line
 EPILOG = """\b
 Examples:
   zarrfs doctor
-  zarrfs doctor -o allow_other,cache_dir=/var/tmp/blocks      also what these options need
+  zarrfs doctor -o allow_other      also what this option needs
 \b
 Nothing is mounted and nothing is changed."""
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
-_LIMIT = 10.0  # seconds for all checks
 _PACKAGES = {  # by the extra that installs them
     "s3": "botocore", "gcs": "google-auth", "azure": "azure-identity", "sftp": "sshfs", "parquet": "pyarrow",
     "netcdf": "h5py",
@@ -42,52 +40,24 @@ class Finding(NamedTuple):
     advice: str = ""
 
 
-def _in_time(checks: Callable[..., None]) -> Callable[..., None]:
-    """Run `checks` in a child process, which may access a dead network file system, and print what it writes."""
-
-    @functools.wraps(checks)
-    def run(**given: Any) -> None:
-        from zarrfs.system.mounts import from_child
-
-        written, ended = from_child(functools.partial(_child, functools.partial(checks, **given)), _LIMIT)
-        text = written.decode(errors="backslashreplace")
-        if not ended:
-            late = f"the next check has not ended after {_LIMIT:g} s"
-            text += _line(Finding("time", PROBLEM, late, "is a network file system down?"))
-        states = {line.partition(" ")[0] for line in text.splitlines()}
-        status = 1 if PROBLEM in states else 0 if OK in states else 2  # 2: an error about the options
-        click.echo(text, nl=False, err=status == 2)
-        sys.exit(status)
-
-    return run
-
-
-def _child(checks: Callable[[], None], pipe: int) -> None:
-    os.dup2(pipe, 1)
-    os.dup2(pipe, 2)
-    checks()
-
-
-def _line(one: Finding) -> str:
-    advice = f": {one.advice}" if one.advice else ""
-    return message_line(f"{one.state:<8} {one.check + ':':<15} {one.fact}{advice}") + "\n"
-
-
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
-@_in_time
 @common.source_options(log_level="error")
 def doctor(parsed: Parsed) -> None:
     """Diagnose what prevents a mount by this user on this machine.
 
     Prints a line for each check: ok, warning or problem, what was found, and what to do. The exit status is 1 if
-    a problem would keep a mount from working, else 0. A check that does not end in 10 s is a problem.
+    a problem would keep a mount from working, else 0.
     """
-    for check in (_others, _device, _user, _fuse_conf, _mounts, _configuration, _cache):
+    found: list[Finding] = []
+    for check in (_others, _device, _user, _fuse_conf, _mounts, _configuration):
         try:
-            for one in check(parsed.options):
-                click.echo(_line(one), nl=False)
+            found += check(parsed.options)
         except Exception as exc:
-            click.echo(_line(Finding(check.__name__[1:], PROBLEM, f"cannot be checked: {exc}")), nl=False)
+            found.append(Finding(check.__name__[1:], PROBLEM, f"cannot be checked: {exc}"))
+    for one in found:
+        advice = f": {one.advice}" if one.advice else ""
+        click.echo(message_line(f"{one.state:<8} {one.check + ':':<15} {one.fact}{advice}"))
+    sys.exit(1 if any(one.state == PROBLEM for one in found) else 0)
 
 
 def _device(options: Options) -> Iterator[Finding]:
@@ -150,25 +120,8 @@ def _configuration(options: Options) -> Iterator[Finding]:
         yield Finding("configuration", WARNING, f"{name} is not an option of zarrfs")
 
 
-def _cache(options: Options) -> Iterator[Finding]:
-    from zarrfs.sources.index_cache import usual_directory
-
-    for path, state in ((usual_directory(), WARNING), (options.cache_dir, PROBLEM)):
-        place = path and os.path.abspath(path)
-        while place and not os.path.lexists(place):
-            place = os.path.dirname(place)
-        if place and os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK):
-            yield Finding("cache", OK, path or "")
-        elif place:
-            yield Finding("cache", state, f"{place} cannot be written to", "name another directory")
-
-
 def _others(options: Options) -> Iterator[Finding]:
-    """Check the destination of the log, certificates, versions and extras."""
-    from zarrfs.metrics import logs
-
-    where = logs.destination(options)
-    yield Finding("log", OK, where) if where else Finding("log", WARNING, "goes nowhere", "name a file with log_file=")
+    """Check certificates, versions and extras."""
     paths = ssl.get_default_verify_paths()
     named = ", ".join(path for path in (paths.cafile, paths.capath) if path)
     advice = "" if named else "install the package ca-certificates, or set SSL_CERT_FILE"
