@@ -143,9 +143,9 @@ def test_lists_replace_those_of_weaker_places(user: Path, monkeypatch: pytest.Mo
 
 
 def test_defaults_of_a_command_are_the_weakest(user: Path) -> None:
-    assert settings([], defaults={"log_level": "warning"}).parsed.options.log_level == "warning"
+    assert settings([], log_level="warning").parsed.options.log_level == "warning"
     write(user, '[options]\nlog_level = "debug"\n')
-    assert settings([], defaults={"log_level": "warning"}).parsed.options.log_level == "debug"
+    assert settings([], log_level="warning").parsed.options.log_level == "debug"
 
 
 def test_an_explicit_rw_overrides_ro_of_a_file(user: Path) -> None:

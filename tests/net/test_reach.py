@@ -46,7 +46,7 @@ def read(url: str, base: str = "", origin: str = REMOTE, options: Options | None
 
 
 def said(*items: str, **more: Any) -> Options:
-    return parse(["retries=0", *items], defaults=more).options
+    return dataclasses.replace(parse(["retries=0", *items]).options, **more)
 
 
 # -- local files

@@ -8,14 +8,11 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from zarrfs.cli.common import SETTINGS, process_options, report_errors
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
 
 # name: (module, its help in a line); the function has the command's name
 COMMANDS = {
@@ -103,15 +100,6 @@ class LazyGroup(click.Group):
             from zarrfs.config.values import did_you_mean
 
             raise click.UsageError(exc.message.removesuffix(".") + did_you_mean(args[0], COMMANDS), ctx) from None
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete the names of commands, without importing them, and the group's own options."""
-        from click.shell_completion import CompletionItem
-
-        if incomplete[:1] == "-":
-            return super().shell_complete(ctx, incomplete)
-        names = [name for name in COMMANDS if name.startswith(incomplete)]
-        return [CompletionItem(name, help=COMMANDS[name][1]) for name in names]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing any of them."""

@@ -31,7 +31,6 @@ Function = Callable[..., Any]
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _VERBOSITY = "zarrfs.log_level"  # key in click's Context.meta: the level set by -v, -q or -d of group or command
 OWN = "option_"  # prefix of the parameters of long options, so that they never collide with a command's own
-_TAKES = ("zarrfs.store.remotefiles",)  # modules that most sources need
 
 
 def process_options(function: Function) -> Function:
@@ -61,11 +60,11 @@ def verbosity() -> str | None:
     return level
 
 
-def source_options(*, output: str | None = None, **defaults: Any) -> Callable[[Function], Function]:
+def source_options(*, output: str | None = None, log_level: str = "info") -> Callable[[Function], Function]:
     """Add -o, the long options of the table, and -v, -q and -d to a command.
 
     The command is called inside report_errors(), with `parsed`, an options.Parsed. A long option overrides -o.
-    `defaults` replace those of the table. `output` is the help text of -O FILE (--output), which is added only with
+    `log_level` is the command's default. `output` is the help text of -O FILE (--output), which is added only with
     that text; the command gets FILE as its parameter `output`.
     """
 
@@ -80,7 +79,7 @@ def source_options(*, output: str | None = None, **defaults: Any) -> Callable[[F
                     words += [name] * value if isinstance(value, bool) else [f"{name}={one}" for one in value]
                 if level:
                     words.append(f"log_level={level}")
-                return function(parsed=_merge(words, given, defaults), **given)
+                return function(parsed=_merge(words, given, log_level), **given)
 
         from zarrfs.config.options import TABLE, help_text
 
@@ -127,12 +126,12 @@ def option_words(items: Sequence[str]) -> list[str]:
     return [part for item in items for part in split_commas(item)]
 
 
-def _merge(words: list[str], given: dict[str, Any], defaults: dict[str, Any]) -> options.Parsed:
+def _merge(words: list[str], given: dict[str, Any], log_level: str) -> options.Parsed:
     """Merge the options of command line, variables and files; replace names of zarrfs.toml in `given` by sources."""
     from zarrfs.config.effective import settings
 
     names = [name for name in SOURCES if isinstance(given.get(name), str)]
-    found = settings(words, [given[name] for name in names], defaults)
+    found = settings(words, [given[name] for name in names], log_level)
     if verbosity() == "debug":
         for line in found.described:
             say(f"option {line}")
@@ -188,14 +187,12 @@ def say(text: str) -> None:
 
 
 def run_on_store(
-    source: str, parsed: options.Parsed, body: Callable[[Store, Plan], Awaitable[T]], reads: bool = True,
-    takes: tuple[str, ...] = _TAKES,
-) -> T:  # fmt: skip
+    source: str, parsed: options.Parsed, body: Callable[[Store, Plan], Awaitable[T]], reads: bool = True
+) -> T:
     """Open `source`, print its warnings, and run `body(store, plan)` on trio; return its result.
 
-    A child process plans the source; meanwhile this process imports the modules `takes`. `reads` is false for a
-    command that reads no files: missing blobs cause no warning then, and `takes` is not imported. Raise SourceError or
-    UsageError.
+    A child process plans the source; meanwhile this process imports modules. `reads` is false for a command that reads
+    no files: missing blobs cause no warning then. Raise SourceError or UsageError.
     """
     from zarrfs.archives.source_kinds import NO_BLOBS
     from zarrfs.sources import discard, open_plan, plan_source
@@ -213,8 +210,7 @@ def run_on_store(
             with trio.CancelScope(shield=True):
                 await store.aclose()
 
-    meanwhile = functools.partial(_import_meanwhile, takes if reads else ())
-    plan = plan_source(source, chosen, meanwhile=meanwhile, forks=True)
+    plan = plan_source(source, chosen, meanwhile=lambda: _import_modules(reads), forks=True)
     try:
         for warning in () if chosen.log_level == "error" else plan.warnings:
             if reads or not warning.endswith(NO_BLOBS):
@@ -228,10 +224,11 @@ def run_on_store(
         discard(plan)
 
 
-def _import_meanwhile(takes: tuple[str, ...]) -> None:
-    """Import the modules that a source needs; called while a child process prepares the source."""
-    for name in ("zarrfs.store.index", *takes):
-        importlib.import_module(name)
+def _import_modules(reads: bool) -> None:
+    """Import the modules that most sources need."""
+    importlib.import_module("zarrfs.store.index")
+    if reads:
+        importlib.import_module("zarrfs.store.remotefiles")
 
 
 def _prepare_output(level: str) -> None:

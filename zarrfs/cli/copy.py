@@ -69,10 +69,9 @@ def copy(
         with meter.displayed(report, parsed.options.log_level == "error"):
             await copy_store(store, dest, report, include, exclude, overwrite, share, sync)
 
-    takes = "zarrfs.store.remotefiles", "zarrfs.copying.copy"
     try:
         with _given(source) as path:
-            common.run_on_store(path, parsed, body, takes=takes)
+            common.run_on_store(path, parsed, body)
     finally:
         for line in report.failed:
             common.say(printable(line))

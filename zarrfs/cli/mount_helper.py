@@ -1,6 +1,6 @@
 """mount.zarrfs SOURCE MOUNTPOINT [-sfnv] [-o OPTIONS]: the helper that mount(8), fstab and autofs run.
 
-Here -f is fake (check, do not mount) and -s sloppy (ignore unknown options). The exit status is mount's:
+Here -f is fake (check, do not mount); -s and -n have no effect. The exit status is mount's:
 0 mounted, 1 usage or option, 8 interrupted, 32 any other failure; a failure is one line on stderr.
 """
 
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         # mount(8) adds rw by default, which as a choice of the user would override ro of a configuration file, and
         # suid and dev to user=NAME; where the user gives them, it leaves them out
         items = [item for item in items if item not in ("rw", "suid", "dev")]
-        effective = settings(items, [source], sloppy="-s" in given)
+        effective = settings(items, [source])
         parsed, [source] = effective.parsed, effective.sources
         if "-f" in given:
             return 0

@@ -6,8 +6,8 @@ Used by commands and by the functions of `import zarrfs`. Stores read neither co
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from zarrfs.config.options import TABLE, Given, Parsed, split_commas
 from zarrfs.errors import UsageError, reason_of
@@ -28,30 +28,31 @@ class Settings(NamedTuple):
     described: list[str]  # a line for each option that is set, with its value and origin, without secrets
 
 
-def settings(
-    items: Iterable[str], sources: Sequence[str] = (), defaults: Mapping[str, Any] | None = None, sloppy: bool = False
-) -> Settings:
-    """Return the effective options of a command with these `items` of -o and `sources`.
+def settings(items: Iterable[str], sources: Sequence[str] = (), log_level: str = "info") -> Settings:
+    """Return the effective options of a command with these `items` of -o and `sources`; `log_level` is its default.
 
-    `defaults` are the defaults of the command. With `sloppy`, unknown options among the items are ignored. Raise
-    UsageError for any fault in a file, a variable or an item, even in the section of another source.
+    Raise UsageError for any fault in a file, a variable or an item, even in the section of another source.
     """
-    line, given, places = Given(), Given(defaults), [*sources]
-    line.add(items, "the command line", sloppy)
+    given, line, places = Given(), Given("the command line"), [*sources]
+    given.values["log_level"] = log_level
+    line.add(items)
     for path, kind in files(line.values.get("config")):
         if (file := _read(path, kind)) is not None:
-            given.update(file.given)
+            sections = [*file.sections]
             for number, source in reversed([*enumerate(sources)]):  # the section of the first source wins
                 if source in file.named:
                     places[number], own = file.named[source]
-                    given.update(own)
+                    sections += own
+            for section in sections:
+                given.update(section)
     for name in TABLE:
         if text := os.environ.get(variable := PREFIX + name.upper()):  # such as $ZARRFS_CACHE_DIR
+            own_items = [f"{name}={one}" for one in (split_commas(text) if TABLE[name].many else (text,))]
             try:
-                values = split_commas(text) if TABLE[name].many else (text,)
-                given.add([f"{name}={one}" for one in values], f"${variable}")
+                (found := Given(f"${variable}")).add(own_items)
             except UsageError as exc:
                 raise UsageError(f"${variable}: {exc}") from None
+            given.update(found)
     given.update(line)
     return Settings(given.parsed(), places, [*given.text.values()])
 

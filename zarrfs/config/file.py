@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from zarrfs.config.keywords import as_items
@@ -23,8 +23,8 @@ _NAME = re.compile(r"[^\s/:#?~][^\s/:#?]*")
 class ConfigFile(NamedTuple):
     """The content of a zarrfs.toml."""
 
-    given: Given  # for all sources: [options] and [storage]
-    named: dict[str, tuple[str, Given]]  # the source and the options of each [source.NAME]
+    sections: list[Given]  # of all sources: [options] and [storage]
+    named: dict[str, tuple[str, list[Given]]]  # the source and the sections of each [source.NAME]
 
 
 def read_file(path: str, owned: bool) -> ConfigFile:
@@ -75,12 +75,12 @@ class _Reader(NamedTuple):
             if name not in _SECTIONS:
                 hint = ": set it below a line [options]" if name in TABLE else did_you_mean(name, _SECTIONS)
                 raise UsageError(f"{name}: unknown section{hint}")
-        given = self._options(tables.get("options", {}), "options", (NO_FILE, ONE_SOURCE))
-        self._add_storage(given, tables.get("storage", {}), "storage")
+        sections = [self._options(tables.get("options", {}), "options", (NO_FILE, ONE_SOURCE))]
+        sections += self._storage(tables.get("storage", {}), "storage")
         named = _table(tables.get("source", {}), "source")
-        return ConfigFile(given, {name: self._named(name, table) for name, table in named.items()})
+        return ConfigFile(sections, {name: self._named(name, table) for name, table in named.items()})
 
-    def _named(self, name: str, value: Any) -> tuple[str, Given]:
+    def _named(self, name: str, value: Any) -> tuple[str, list[Given]]:
         at = f"source.{_quoted(name)}"
         table = dict(_table(value, at))
         source, storage = table.pop("source", None), table.pop("storage", {})
@@ -90,9 +90,9 @@ class _Reader(NamedTuple):
             raise UsageError(f'[{at}]: expected a line source = "PATH OR URL"')
         if self.public and without_secrets(source) != source:
             raise _secret(f"[{at}] source")
-        given = self._options({"fsname": name} | table, at, (NO_FILE,))  # as in fstab: mount -a compares the two names
-        self._add_storage(given, storage, f"{at}.storage")
-        return source if _SCHEME.match(source) else self._located(source), given
+        own = self._options({"fsname": name} | table, at, (NO_FILE,))  # as in fstab: mount -a compares the two names
+        source = source if _SCHEME.match(source) else self._located(source)
+        return source, [own, *self._storage(storage, f"{at}.storage")]
 
     def _options(self, value: Any, at: str, refused: tuple[str, ...]) -> Given:
         """Return the options of a section. `refused` are the values of Opt.where that are errors in it."""
@@ -122,20 +122,20 @@ class _Reader(NamedTuple):
     def _here(self) -> str:
         return os.path.dirname(os.path.abspath(self.path))
 
-    def _add_storage(self, given: Given, tables: Any, section: str) -> None:
-        """Add the options of protocols, hosts and buckets: a table for each."""
+    def _storage(self, tables: Any, section: str) -> Iterator[Given]:
+        """Yield the options of protocols, hosts and buckets: a table for each."""
         for place, table in _table(tables, section).items():
             at = f"{section}.{_quoted(place)}"
             if not place_name(place):
                 raise UsageError(f'[{at}]: expected a protocol, as in [storage.s3], or [storage."PROTOCOL://HOST"]')
             located = {name: absolute(place, name, one, self._here()) for name, one in _table(table, at).items()}
-            given.update(self._given({"storage_options": {place: located}}, at))
+            yield self._given({"storage_options": {place: located}}, at)
 
     def _given(self, table: Mapping[str, Any], at: str) -> Given:
         """Parse a section."""
-        given = Given()
+        given = Given(f"{self.path} [{at}]")
         try:
-            given.add(as_items(table), f"{self.path} [{at}]")
+            given.add(as_items(table))
         except UsageError as exc:
             raise UsageError(f"[{at}] {exc}") from None
         found = [name for table in given.storage.values() for name, value in table.items() if is_secret(name, value)]

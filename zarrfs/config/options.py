@@ -316,56 +316,53 @@ def split_commas(text: str) -> list[str]:
     return [re.sub(r"\\([,\\])", r"\1", part) for part in parts]
 
 
-def parse(items: Iterable[str], sloppy: bool = False, defaults: Mapping[str, Any] | None = None) -> Parsed:
-    """Parse the items of one origin, without configuration files."""
-    given = Given(defaults)
-    given.add(items, sloppy=sloppy)
+def parse(items: Iterable[str]) -> Parsed:
+    """Parse items, without configuration files."""
+    given = Given()
+    given.add(items)
     return given.parsed()
 
 
 class Given:
-    """The options of one origin, or of several: of an option the last origin wins. `defaults` are of fields."""
+    """The options of one origin (command line, variable, section of a file), or of several after update()."""
 
-    def __init__(self, defaults: Mapping[str, Any] | None = None) -> None:
-        self.values: dict[str, Any] = dict(defaults or {})
+    def __init__(self, origin: str = "") -> None:
+        self.values: dict[str, Any] = {}
         # In `storage` a value may still be the name of a file to read it from (values.from_files).
         self.storage: dict[str, dict[str, object]] = {}
-        self.text: dict[str, str] = {}  # of each option, as given, without secrets, with its origin
+        self.text: dict[str, str] = {}  # each option as given, without secrets
+        self._origin = origin
         self._kernel: list[str] = []
         self._writable = False
 
-    def add(self, items: Iterable[str], origin: str = "", sloppy: bool = False) -> None:
+    def add(self, items: Iterable[str]) -> None:
         """Parse items such as "ro", "blobs=/srv/blobs" or "s3.anon=true"; later ones win.
 
         "-" and "_" are the same in names. An item without "=" that is not an option continues the list before it,
-        because "allow=file,private" has been split at its comma. Raise UsageError for a bad value, and, unless
-        `sloppy`, for an unknown name; the message suggests a similar one.
+        because "allow=file,private" has been split at its comma. Raise UsageError for a bad value or an unknown name;
+        the message suggests a similar one.
         """
-        lists: dict[str, str] = {}  # of this origin: the texts of repeatable options
         before, secret = "", False  # the last item with a value: its name, and whether that is a secret
         for item in items:
             name, equals, value = item.partition("=")
             name = name.strip() if "." in name else name.strip().replace("-", "_")
             try:
-                self._add(item, name, value if equals else None, before, origin, lists)
+                self._add(item, name, value if equals else None, before)
             except UsageError:
                 if name not in TABLE and secret:  # the item may be half of it, and is not shown
                     rule = "followed by an unknown option (write a comma in a value as \\,)"
                     raise UsageError(f"option {before}: {rule}") from None
-                if name in TABLE or not sloppy:
-                    raise
+                raise
             if equals:
                 place = _PLACE.fullmatch(name)
                 before, secret = name, is_secret(place[2] if place else "", value)
 
-    def _add(
-        self, item: str, name: str, value: str | None, before: str, origin: str, lists: dict[str, str]
-    ) -> None:
+    def _add(self, item: str, name: str, value: str | None, before: str) -> None:
         """Add an item. `before` is the name of the last item with a value."""
         if name in TABLE and not (value is None and name in IGNORED):  # "owner" alone is an option of mount(8)
-            self._put(name, value, origin, lists)
+            self._put(name, value)
         elif name == "rw":  # mount(8) always passes ro or rw, so this need not be the user's choice
-            self._writable, self.values["ro"], self.text["ro"] = True, False, f"rw ({origin})"
+            self._writable, self.values["ro"], self.text["ro"] = True, False, "rw"
         elif name in KERNEL_FLAGS:
             self._kernel.append(name)
         elif name in IGNORED or name[:2].lower() in ("x_", "x-"):
@@ -376,25 +373,24 @@ class Given:
             at = canonical(place[1])
             self.storage.setdefault(at, {})[place[2]] = parsed
             shown = redacted_storage(place[2], "true" if value is None else value)
-            self.text[f"{at}.{place[2]}"] = f"{place[0]}={shown} ({origin})"
+            self.text[f"{at}.{place[2]}"] = f"{name}={shown}"
         elif "://" in name:
             rule = "expected PROTOCOL://HOST.NAME=VALUE (for s3, gs, az, HOST is a bucket)"
             raise UsageError(f"option {without_secrets(name)}: {rule}")
         elif value is None and before in TABLE and TABLE[before].kind in (ALLOW, PATHS, STATUSES):
-            self._put(before, item, origin, lists)
+            self._put(before, item)
         else:
             hint = f" (did you mean allow={name}?)" if name in ALLOWED else did_you_mean(name, [*TABLE, *KERNEL_FLAGS])
             raise UsageError(f"unknown option {name!r}{hint}")
 
-    def _put(self, name: str, value: str | None, origin: str, lists: dict[str, str]) -> None:
+    def _put(self, name: str, value: str | None) -> None:
         """Parse a value of the option `name` (None: given without one). Raise UsageError if it is not acceptable."""
         opt = TABLE[name]
         if value is None and opt.kind is not FLAG:
             raise UsageError(f"option {name} needs a value: {name}={opt.metavar}")
         value = "true" if value is None else value
         if opt.many and value == "[]":  # as zarrfs.toml and Python write an empty list
-            self.values[name], self.text[name] = (), f"{name}=[] ({origin})"
-            lists.pop(name, None)
+            self.values[name], self.text[name] = (), f"{name}=[]"
             return
         shown = without_secrets(value)
         if "\0" in value:  # which no path, variable or argument can contain
@@ -410,15 +406,15 @@ class Given:
             raise UsageError(f"option {name}={shown}: expected {rule}")
         if opt.many:
             parsed = parsed if isinstance(parsed, tuple) else (parsed,)
-            if name in lists:
-                parsed, shown = (*self.values[name], *parsed), f"{lists[name]},{shown}"
-            lists[name] = shown
-        self.values[name], self.text[name] = parsed, f"{name}={shown} ({origin})"
+            if earlier := self.values.get(name):
+                self.values[name], self.text[name] = (*earlier, *parsed), f"{self.text[name]},{shown}"
+                return
+        self.values[name], self.text[name] = parsed, f"{name}={shown}"
 
     def update(self, stronger: Given) -> None:
         """Add the options of a stronger origin."""
         self.values |= stronger.values
-        self.text |= stronger.text
+        self.text |= {name: f"{text} ({stronger._origin})" for name, text in stronger.text.items()}
         for place, options in stronger.storage.items():
             self.storage[place] = self.storage.get(place, {}) | options
         self._kernel += stronger._kernel

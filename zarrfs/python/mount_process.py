@@ -43,7 +43,7 @@ def main() -> None:
 def _mount(request: dict[str, Any], owner: int, answers: int) -> None:
     from zarrfs.daemon import session
 
-    found = settings(request["items"], [request["source"]], {"log_level": "warning"})
+    found = settings(request["items"], [request["source"]], "warning")
     parsed = found.parsed
     if parsed.options.owner:
         raise UsageError("option owner: not for mounted(), which ends the mount with its block")
