@@ -18,6 +18,7 @@ import zstandard
 from click.testing import CliRunner, Result
 
 from tests.conftest import PROGRAM, run, tmpfs
+from tests.copying.trees import snapshot
 from zarrfs.archives.blobrefs import MAX_SIZE, PATH_MAX
 from zarrfs.cli import main
 
@@ -228,3 +229,33 @@ def test_only_symlinks_in_the_parents_of_a_path_are_followed(place: Path) -> Non
     named = ["link/a.txt", "link/inner", "link/large"]
     assert archived(*named, "--blobs", "blobs") == named
     assert archived("link/sub", "link/sub/b.txt") == ["link/sub", "link/sub/b.txt", "link/sub/c.tmp"]
+
+
+def test_creating_and_extracting_an_archive_restores_the_tree(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "a/b").mkdir(parents=True)
+    (source / "a/b/big").write_bytes(os.urandom(3 << 20))
+    (source / "a/small").write_bytes(b"\0\xff")
+    (source / "a/text").write_text("text")
+    (source / "empty").mkdir(mode=0o2700)
+    (source / "link").symlink_to("a/b")
+    with open(source / "sparse", "wb") as file:
+        file.truncate(1 << 30)
+        os.pwrite(file.fileno(), b"x", 1 << 29)
+    (source / "a/small").chmod(0o4711)
+    for name in ("a/b/big", "a/small", "a/text", "a/b", "a", "empty", "link", "sparse", "."):
+        os.utime(source / name, (1_500_000_000, 1_500_000_000), follow_symlinks=False)
+    blobs = ("--blobs", tmp_path / "blobs")
+    assert run("archive", "create", "-C", source, "-O", tmp_path / "a.json", *blobs, ".").returncode == 0
+    assert run("copy", tmp_path / "a.json", tmp_path / "out", *blobs).returncode == 0
+    found, expected = snapshot(tmp_path / "out"), snapshot(source)
+    del found[""], expected[""]  # the directory itself is not in the archive
+    expected["a/small"] = expected["a/small"]._replace(mode=0o711)  # a copy never has set-ID bits
+    assert found == expected
+    assert os.stat(tmp_path / "out/sparse").st_blocks == os.stat(source / "sparse").st_blocks
+
+
+def test_files_that_report_size_0_but_have_content_are_refused() -> None:
+    done = run("archive", "create", "-C", "/proc/self", "--inline", "status")
+    assert done.returncode == 1
+    assert "status: has bytes, but a size of 0" in done.stderr

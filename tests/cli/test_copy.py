@@ -375,6 +375,12 @@ def test_entries_that_cannot_be_read_are_named_and_the_rest_is_copied(tmp_path: 
         elif name == "fifo":
             os.mkfifo(path)
     document = written(tmp_path / "a.json", entries)
+    report = json.loads(run("check", document, "--blobs", blobs, "--json").stdout)
+    assert (report["ok"], report["clean"]) == (300, False)
+    assert {bad["key"].removeprefix("bad-"): bad["kind"] for bad in report["bad"]} == {
+        "bad": "unreadable", "lying": "wrong hash", "short": "out of range", "lost": "missing", "large": "missing",
+        "fifo": "unreadable",
+    }  # fmt: skip
     lines = [line for line in copy(document, out, "--blobs", blobs, status=1) if "warning" not in line]
     assert sorted(line.split(": ")[1] for line in lines) == sorted(wrong)
     assert all("sha1-" in line for line in lines if ": bad-" in line)
@@ -426,7 +432,7 @@ def test_a_copy_killed_at_any_time_is_completed_by_the_same_command(tmp_path: Pa
     blobs, out = tmp_path / "blobs", tmp_path / "out"
     blobs.mkdir()
     root = {"path": ".", "mode": 0o40750, "mtime": 3}
-    document = written(tmp_path / "a.json", [root, *archive_of(blobs, 800)])
+    document = written(tmp_path / "a.json", [root, *archive_of(blobs, 400)])
     command = [PROGRAM, "copy", str(document), str(out), "--blobs", str(blobs)]
     began = time.monotonic()
     assert subprocess.run(command, check=False).returncode == 0
@@ -557,7 +563,7 @@ def swap(out: str, outside: str, names: list[str], stop: Any) -> None:
 
 
 def test_directories_that_turn_into_links_meanwhile(tmp_path: Path) -> None:
-    document = written(tmp_path / "a.json", archive_of(tmp_path, 2000, seed=2))
+    document = written(tmp_path / "a.json", archive_of(tmp_path, 1000, seed=2))
     outside, out = tmp_path / "outside", tmp_path / "out"
     outside.mkdir()
     out.mkdir()

@@ -148,15 +148,6 @@ def test_a_map_counts_every_chunk_once(shape: list[int], data: st.DataObject) ->
         assert [level == "-" for level in found] == [level == "-" for level in levels]
 
 
-def test_a_map_where_each_cell_is_a_chunk() -> None:
-    chunks = ChunkMap(Grid([3, 4], [1, 1]))
-    for number in (0, 5, 11):
-        chunks.add(number)
-    assert (chunks.rows, chunks.columns, chunks.split) == (3, 4, 1)
-    assert chunks.levels() == "800008000008"
-    assert packed(chunks.levels()) == "8 0x4 8 0x5 8"
-
-
 def test_a_map_of_an_enormous_grid_is_small() -> None:
     chunks = ChunkMap(Grid([10**12, 10**12, 5], [1, 1, 1]))
     for number in (0, 5 * 10**24 - 1):

@@ -35,6 +35,7 @@ def test_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not list(directory.iterdir())
 
 
+@pytest.mark.nightly  # the tutorial runs the same commands
 @pytest.mark.timeout(600)
 def test_the_demo() -> None:
     done = subprocess.run([ROOT / "scripts/demo"], capture_output=True, text=True, timeout=400, check=False)

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,15 +56,3 @@ def test_du_counts_allocated_bytes(root: Path) -> None:
     shown = {line.split("\t")[1]: int(line.split("\t")[0]) for line in sh("du", "-aB1", ".", cwd=root).splitlines()}
     assert shown["./job/inputs/hole"] == 0
     assert shown["./job/inputs/sparse"] == 4096
-
-
-def test_gsutil_copies_contents(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    copy = tmp_path / "copy"
-    (copy / "job").mkdir(parents=True)
-    # without parallelism: it is not under test, and would fork two dozen interpreters
-    single = ("-o", "GSUtil:parallel_process_count=1", "-o", "GSUtil:parallel_thread_count=1")
-    sh(os.path.join(os.path.dirname(sys.executable), "gsutil"), *single, "rsync", "-r", root / "job", copy / "job")
-    for key, about in EXPECTED.items():
-        if "sha256" in about:
-            assert hashlib.sha256((copy / key).read_bytes()).hexdigest() == about["sha256"], key

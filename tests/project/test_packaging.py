@@ -56,6 +56,7 @@ def test_the_sdist_has_the_files_that_packagers_need(built: Path) -> None:
     assert {"docs/man/zarrfs.1", "systemd/zarrfs@.service", "scripts/test", "CHANGELOG.md", "LICENSE"} <= names
 
 
+@pytest.mark.nightly
 def test_the_wheel_works_in_a_fresh_environment(built: Path, tmp_path: Path) -> None:
     place = tmp_path / "venv"
     venv.create(place, symlinks=True)
