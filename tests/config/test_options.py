@@ -269,8 +269,8 @@ def test_bad_storage_options_of_python_are_refused(value: object) -> None:
 
 
 def test_storage_options_of_python_are_text() -> None:
-    given = {"sftp": {"n": 3, "password": "true", "x": True, "y": None, "port": "22"}, "s3": {"secret": "null"}}
-    expected = {"sftp": {"n": "3", "password": "true", "x": True, "y": None, "port": 22}, "s3": {"secret": "null"}}
+    given = {"sftp": {"n": 3, "password": "true", "x": True, "y": None, "port": "22"}, "s3": {"secret": "false"}}
+    expected = {"sftp": {"n": "3", "password": "true", "x": True, "y": None, "port": 22}, "s3": {"secret": "false"}}
     assert parse(as_items(given)).options.storage == expected
 
 

@@ -74,7 +74,7 @@ def storage_value(name: str, text: str) -> object:
     if name in _FLAGS:
         with contextlib.suppress(ValueError):
             return flag(text)
-    word = text in ("true", "false", "null") and not is_secret(name, text)
+    word = text == "null" or (text in ("true", "false") and not is_secret(name, text))
     if not (word or text[:1] in ("{", "[") or name in _NUMBERS):
         return text
     try:
