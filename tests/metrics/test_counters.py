@@ -17,7 +17,7 @@ DASHBOARDS = Path(__file__).parents[2] / "docs/dashboards"
 ALERTS = DASHBOARDS / "alerts.yml"
 PARTS = {f"zarrfs_{LATENCY.name}_{part}" for part in ("bucket", "sum", "count")}
 KNOWN = PARTS | {f"zarrfs_{metric.name}" for metric in ALL}
-LABELS = {"instance", "mount", "source", "host", "errno", "le", "version", "kind"}
+LABELS = {"instance", "mount", "source", "errno", "le", "version", "kind"}
 
 
 @pytest.fixture(scope="module")

@@ -82,8 +82,6 @@ def test_readers_wait_while_a_server_is_stopped(nginx: Nginx, proxy: FaultProxy,
             assert AWAY - 0.1 <= out["seconds"] <= time.monotonic() - stopped + 5  # it begins with a failed request
             says = rf"^outage +\d+ s  {name}: out since [\d:]+, {threads} waiting: "
             assert re.search(says, run("stats", root).stdout, re.MULTILINE)
-            metrics = run("stats", "--prometheus", root).stdout
-            assert re.search(r"^zarrfs_host_outage_seconds\{.*\} \d", metrics, re.MULTILINE)
             attempts = counters_of(root)["requests_total"] - at_stop
             assert attempts <= threads + 8 + (time.monotonic() - stopped) / 3  # requests in flight, and probes
             right = outcome.right

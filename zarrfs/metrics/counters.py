@@ -28,7 +28,6 @@ METRICS = (
     Metric("inodes", "Files and directories that the kernel knows."),
     Metric("open_files", "Files and directories that are open."),
     Metric("process_resident_memory_bytes", "Memory that the daemon has."),
-    Metric("log_lines_waiting", "Lines of the log that are not written yet."),
     Metric("log_lines_lost_total", "Lines of the log that could not be written."),
     Metric("requests_total", "Requests to servers, repetitions included."),
     Metric("requests_repeated_total", "Requests that repeated a failed one."),
@@ -44,14 +43,13 @@ METRICS = (
     Metric("disk_hits_total", "Blocks that were in cache_dir."),
     Metric("disk_errors_total", "Failures of cache_dir."),
 )
-# figures with a label: the value in the statistics is a dict by errno or by server
+# the value in the statistics is a dict by errno
 ERRORS = Metric("errors_total", "Requests of the kernel that failed, by their errno.")
-OUTAGE = Metric("host_outage_seconds", "For how long a server has not answered.")
 LATENCY = Metric("request_duration_seconds", "How long requests took, each repetition by itself. A histogram.")
 # always 1, because the information is in the labels
 MOUNT = Metric("mount_info", "The version of the daemon and the kind of the source; always 1.")
 UP = Metric("up", "Whether the mount reports its figures.")
-ALL = (*METRICS, ERRORS, OUTAGE, LATENCY, MOUNT, UP)
+ALL = (*METRICS, ERRORS, LATENCY, MOUNT, UP)
 
 
 _NAMED = 32  # outages that are reported: an extended attribute has at most 64 KiB

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from zarrfs.metrics.counters import ERRORS, LATENCY, METRICS, MOUNT, OUTAGE, UP, Metric
+from zarrfs.metrics.counters import ERRORS, LATENCY, METRICS, MOUNT, UP, Metric
 from zarrfs.metrics.statistics import Statistics
 
 
@@ -12,7 +12,7 @@ def exposition(several: Sequence[Statistics], failed: Iterable[str] = ()) -> str
     """Render the figures of mounts. `failed` are the mount points of mounts that report none."""
     up = [*((each.mountpoint, 1) for each in several), *((mountpoint, 0) for mountpoint in failed)]
     lines = _metric(UP, [_sample(UP.name, {"mount": mountpoint}, value) for mountpoint, value in up])
-    for metric, each_of in (MOUNT, _about), (ERRORS, _errors), (OUTAGE, _outages):
+    for metric, each_of in (MOUNT, _about), (ERRORS, _errors):
         lines += _metric(metric, [_sample(metric.name, *found) for each in several for found in each_of(each)])
     for metric in METRICS:
         values = ((each, each.counters.get(metric.name)) for each in several)
@@ -33,11 +33,6 @@ def _about(counted: Statistics) -> Iterator[tuple[dict[str, str], float]]:
 def _errors(counted: Statistics) -> Iterator[tuple[dict[str, str], float]]:
     for errno, count in counted.counters.get("errors", {}).items():
         yield {**_labels(counted), "errno": errno}, count
-
-
-def _outages(counted: Statistics) -> Iterator[tuple[dict[str, str], float]]:
-    for host, outage in counted.counters.get("outages", {}).items():
-        yield {**_labels(counted), "host": host}, outage["seconds"]
 
 
 def _latency(counted: Statistics) -> Iterator[str]:
