@@ -13,7 +13,6 @@ import pytest
 
 from zarrfs.documents.document import Document
 from zarrfs.documents.json_document import JsonDocument
-from zarrfs.errors import SourceError
 from zarrfs.system.memory import trim
 
 MIB = 1 << 20
@@ -95,23 +94,3 @@ def test_time_and_memory(name: str) -> None:
     assert cpu(read) < 3 * cpu(lambda: gzip.decompress(packed), 20)
     most = 4 * MIB if not DOCUMENTS[name].is_value else 6 * MIB + 3 * len(text)
     assert any(peak(read) < most for _ in range(3))
-
-
-@pytest.mark.parametrize(
-    ("text", "at"),
-    [
-        (Text(HEAD + b',"z":"', b"x", 3 * MIB, b""), 0),
-        (Text(HEAD + b',"z":', b'{"a":', MIB, b""), 0),
-        (Text(HEAD, *BLANKS, b"]}"), len(HEAD) + SIZE),
-        (Text(HEAD + b"}}", *BLANKS, b"x"), len(HEAD) + 2 + SIZE),
-        (Text(HEAD + b',"z":["u",', b"1", 3 * MIB, b",1]}}"), 0),
-    ],
-    ids=["cut", "objects", "bracket", "more", "number"],
-)
-def test_a_refusal_names_its_position(text: Text, at: int) -> None:
-    with pytest.raises(SourceError, match=r"^x\.json: not JSON: .*\(at byte [\d,]+\)$") as caught:
-        for _ in JsonDocument(Document("x.json", gzip.compress(text.text), "/", None), 1 << 30).slices(("refs",)):
-            pass
-    if at:
-        place = int(caught.value.rule.rpartition("at byte ")[2].rstrip(")").replace(",", ""))
-        assert abs(place - at) < 10

@@ -19,7 +19,7 @@ import pytest
 import trio
 
 from tests.icechunk.repositories import NUMBERS, Repository, contents, write, write_virtual
-from tests.servers import S3, Faulty, Nginx, faulty, nginx, s3
+from tests.servers import S3, Faulty, faulty, s3
 from tests.sources.opening import open_source
 from zarrfs.config import urls
 from zarrfs.config.options import parse
@@ -28,7 +28,7 @@ from zarrfs.icechunk import files
 from zarrfs.icechunk.flatbuffers import DamagedBuffer
 from zarrfs.icechunk.repository import BadLocation, virtual_url
 
-__all__ = ["faulty", "nginx", "s3"]
+__all__ = ["faulty", "s3"]
 FORMAT2 = Path(__file__).parents[1] / "data/icechunk/format2"  # written by icechunk 2.3
 
 
@@ -229,29 +229,15 @@ def test_virtual_chunks_of_a_changed_file_are_errors(shared: Repository) -> None
 
 
 class Place(NamedTuple):
-    """A directory on a server: URL, options for reading, and a function that stores a value and returns its ETag."""
+    """A directory in a bucket: URL, options for reading, and a function that stores a value and returns its ETag."""
 
     url: str
     options: list[str]
     put: Callable[[str, bytes], str]
 
 
-@pytest.fixture(params=["http", "s3"])
-def place(request: pytest.FixtureRequest) -> Place:
-    if request.param == "http":
-        nginx: Nginx = request.getfixturevalue("nginx")
-
-        def on_disk(name: str, value: bytes) -> str:
-            path = nginx.plain.root / "ice" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(value)
-            os.utime(path, (path.stat().st_ino, path.stat().st_ino))  # nginx makes ETags from mtime and size
-            with urllib.request.urlopen(f"{nginx.plain.url}/ice/{urllib.parse.quote(name)}") as answer:
-                return str(answer.headers["ETag"])
-
-        return Place(f"{nginx.plain.url}/ice", [], on_disk)
-    s3: S3 = request.getfixturevalue("s3")
-
+@pytest.fixture
+def place(s3: S3) -> Place:
     def on_s3(name: str, value: bytes) -> str:
         return str(s3.client.put_object(Bucket=s3.bucket, Key=f"ice/{name}", Body=value)["ETag"])
 
@@ -287,7 +273,6 @@ def test_chunks_of_a_repository_need_the_query_of_its_url(own: Path, faulty: Fau
     assert all(path.endswith(query) for path in asked)
 
 
-@pytest.mark.parametrize("place", ["s3"], indirect=True)  # icechunk 1 drops the ports of URLs
 def test_virtual_chunks_on_a_server(place: Place, tmp_path: Path) -> None:
     """They are read only while they have the ETag that is recorded in the repository."""
     numbers = NUMBERS.tobytes()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ from zarrfs.zarr.keys import DEFAULT, DRAFT, FLAT, NESTED, V0, KeyTemplate
     [
         "0", "0.0.0", "00.0", "0.01", "-1.0", "+1.0", " 1.0", "1.0 ", "1.0\n", "٣.0", "1_0.0", "0.10", "3.0", "0/0",
         "c/0.0", "", ".", "0.", ".0", "0..0",
-        ".zarray", "0.0.blosc", "0.0.1f2e.partial", "9" * 5000 + ".0", "0." + "9" * 5000,
+        "²", "0x0.0", "1e0.0", ".zarray", "0.0.blosc", "0.0.1f2e.partial", "9" * 5000 + ".0", "0." + "9" * 5000,
     ],
 )  # fmt: skip
 def test_other_keys_are_not_taken_for_chunks(key: str) -> None:
@@ -83,6 +85,22 @@ def test_listings_equal_those_of_all_keys(template: KeyTemplate, shape: list[int
         after = data.draw(st.sampled_from(sorted(listed[directory])))
         rest = list(listed[directory])[list(listed[directory]).index(after) + 1 :]
         assert [name for name, _inner in template.children(directory, grid, after)] == rest
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(1, 10**12), max_size=5), st.data())
+def test_numbers_and_names_of_a_grid_are_those_of_its_indices_in_c_order(
+    counts: list[int], data: st.DataObject
+) -> None:
+    grid = Grid([3 * count - 1 for count in counts], [3] * len(counts))
+    index = data.draw(st.tuples(*(st.integers(0, count - 1) for count in counts)))
+    number = grid.number_at(index)
+    assert (grid.counts, grid.size) == (tuple(counts), math.prod(counts))
+    assert grid.index(number) == FLAT.index(grid.name(number), grid) == index
+    if counts and grid.size < 2**63:
+        assert number == np.ravel_multi_index(index, counts)
+    stop = min(number + 30, grid.size)
+    assert list(grid.names(number, stop)) == [FLAT.key(grid.index(at)) for at in range(number, stop)]
 
 
 @pytest.mark.parametrize("key", ["d", "c/3", "c/0/0", "c/00", "c/x", "0", "c/", "/", "c/0/0/0", "c/٣"])
