@@ -329,27 +329,6 @@ def test_all_names_are_listed_though_the_table_is_emptied_meanwhile(
     assert shown == 3 * [[key.removeprefix("x/") for key in bucket.keys]]
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_a_listing_in_progress_keeps_a_name_that_is_forgotten(bucket: Bucket, known: bool) -> None:
-    """The store forgets a changed value to look it up anew, but its directory still has the name."""
-    bucket.keys = [f"x/d/k{number:04}" for number in range(4000)]
-    expected = [key.removeprefix("x/d/") for key in bucket.keys]
-
-    async def check(store: FsspecStore) -> None:
-        if known:
-            assert [info.name for info in await listed(store, "d")] == expected
-        names, before = list[str](), len(bucket.pages)
-        async for info in store.list_dir("d"):
-            names.append(info.name)
-            ahead = min(len(names) + 600, 3999)
-            store.names.forget(f"d/k{ahead:04}")
-            store.names.forget("another/directory")
-        assert names == expected
-        assert len(bucket.pages) - before < 20
-
-    using(bucket, check)
-
-
 async def walked(store: FsspecStore, directory: str) -> list[str]:
     """Return all keys in the order of find(1): list a directory to its end, then its subdirectories."""
     found = [info async for info in store.list_dir(directory)]
@@ -358,22 +337,6 @@ async def walked(store: FsspecStore, directory: str) -> list[str]:
         key = join_key(directory, info.name)
         names += await walked(store, key) if info.kind is Kind.DIRECTORY else [key]
     return names
-
-
-def test_a_google_emulator_is_listed_completely(gcs: GCS) -> None:
-    names = sorted(f"a{number // 100:02}/{number % 100}" for number in range(1200))
-    for name in names:
-        gcs.put(f"x/{name}", b"abc")
-
-    async def check(store: FsspecStore) -> None:
-        assert sorted(await keys(store)) == names
-        assert {info.name for info in await listed(store, "a11")} == {str(number) for number in range(100)}
-        assert bytes(await store.get("a11/99")) == b"abc"
-        with pytest.raises(NotFound):
-            await store.info("a11/100")
-        assert await store.is_flat()
-
-    using(gcs, check)
 
 
 @pytest.mark.nightly

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.mounts.mounting import mounted
 
-FILES, SIZE = 500, 5000
+FILES, SIZE = 300, 5000
 
 
 def test_a_listing_does_not_shorten_files_being_read(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_a_listing_does_not_shorten_files_being_read(tmp_path: Path) -> None:
 
     def read(folder: Path, seed: int) -> int:
         wrong = 0
-        for number in random.Random(seed).choices(range(FILES), k=300):
+        for number in random.Random(seed).choices(range(FILES), k=150):
             descriptor = os.open(folder / str(number), os.O_RDONLY)
             wrong += os.pread(descriptor, SIZE + 1, 0) != bytes([number % 251]) * SIZE
             os.close(descriptor)

@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.servers import Faulty, Nginx
+from tests.servers import S3, Faulty, Nginx
 from tests.store.contract import keys, listed
 from zarrfs.config.options import Options
 from zarrfs.errors import (
@@ -41,15 +41,18 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("fault", "error"), [(500, ReadError), (503, ReadError), ("reset", ReadError), (403, AccessDenied)]
 )
+@pytest.mark.parametrize("where", ["web", "s3"])
 def test_a_failure_of_the_server_does_not_mean_that_a_key_is_absent(
-    faulty: Faulty, fault: object, error: type[ReadError]
+    s3: S3, faulty: Faulty, where: str, fault: object, error: type[ReadError]
 ) -> None:
-    faulty.put("/v", VALUE, forever=fault)
-    faulty.head("/v", forever=fault if isinstance(fault, int) else 500)
+    path, url = ("/v", faulty.url) if where == "web" else ("/tests/v", "s3://tests")
+    faulty.put(path, VALUE, forever=fault)
+    faulty.head(path, forever=fault if isinstance(fault, int) else 500)
+    storage = {"s3": {**s3.options, "endpoint_url": faulty.url}}
 
     async def check() -> None:
-        store = FsspecStore(faulty.url, Options(retries=0))
-        for call in (store.info, store.get, lambda key: listed(store, key)):
+        store = FsspecStore(url, Options(retries=0, storage=storage))
+        for call in (store.info, store.get, *([lambda key: listed(store, key)] if where == "web" else [])):
             with pytest.raises(ReadError) as caught:
                 await call("v")
             assert caught.type in (ReadError, error)
@@ -58,17 +61,8 @@ def test_a_failure_of_the_server_does_not_mean_that_a_key_is_absent(
     try:
         trio.run(check)
     finally:
-        faulty.put("/v", VALUE)
-        faulty.head("/v")
-
-
-def test_opening_a_store_sends_no_request(faulty: Faulty) -> None:
-    faulty.requests.clear()
-    store = FsspecStore(faulty.url, OPTIONS)
-    assert trio.run(store.info, "").kind is Kind.DIRECTORY
-    trio.run(store.usage)
-    trio.run(store.aclose)
-    assert not faulty.requests
+        faulty.put(path, VALUE)
+        faulty.head(path)
 
 
 def test_the_location_of_a_value_has_no_secrets(faulty: Faulty) -> None:
@@ -149,7 +143,7 @@ def test_a_wrong_offset_in_the_index_of_a_zip_file_is_a_read_error(place: str, m
 
 
 def test_a_large_compressed_member_is_read_in_pieces_in_any_order(tmp_path: Path) -> None:
-    value = b"".join(number.to_bytes(4, "big") for number in range(3_000_000))
+    value = b"".join(number.to_bytes(4, "big") for number in range(1_000_000))
     path = tmp_path / "large.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         archive.writestr("v", value)
@@ -159,27 +153,11 @@ def test_a_large_compressed_member_is_read_in_pieces_in_any_order(tmp_path: Path
 
         async def reader(starts: range) -> None:
             for start in starts:
-                assert await store.get("v", start, 300_000) == value[start : start + 300_000]
+                assert await store.get("v", start, 100_000) == value[start : start + 100_000]
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(reader, range(0, len(value), 1_900_000))
-            nursery.start_soon(reader, range(len(value) - 1, 0, -2_700_000))
-        await store.aclose()
-
-    trio.run(check)
-
-
-def test_an_archive_within_an_archive_on_a_server_is_read(nginx: Nginx) -> None:
-    inner, outer = nginx.plain.root / "inner.zip", nginx.plain.root / "outer.zip"
-    with zipfile.ZipFile(inner, "w") as archive:
-        archive.writestr("a/v", VALUE)
-    with zipfile.ZipFile(outer, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.write(inner, "in/inner.zip")
-
-    async def check() -> None:
-        store = FsspecStore(f"zip://::zip://in/inner.zip::{nginx.plain.url}/outer.zip", OPTIONS)
-        assert await keys(store) == ["a/v"]
-        assert bytes(await store.get("a/v")) == VALUE
+            nursery.start_soon(reader, range(0, len(value), 700_000))
+            nursery.start_soon(reader, range(len(value) - 1, 0, -900_000))
         await store.aclose()
 
     trio.run(check)

@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import trio
 
-from tests.servers import GCS, S3, Nginx, Sftp
+from tests.servers import GCS, S3, Nginx
 from zarrfs.config.options import Options
 from zarrfs.store.api import Info
 from zarrfs.store.remote import FsspecStore
@@ -47,13 +47,6 @@ def test_an_identity_on_gcs_is_stable_from_the_first_listing_on(gcs: GCS) -> Non
     _first, *more = identities(f"gs://{gcs.bucket}/identities", Options(storage={"gcs": gcs.options}))
     assert len({*more}) == 1
     assert None not in more
-
-
-def test_an_identity_on_sftp_is_stable(sftp: Sftp) -> None:
-    (sftp.root / "identities").mkdir()
-    (sftp.root / "identities/k").write_bytes(b"one")
-    first, *more = identities(f"{sftp.url}/identities", Options(storage={"sftp": sftp.options}))
-    assert {*more} == {first} != {None}
 
 
 def test_an_identity_on_a_web_server_is_stable_or_unknown(nginx: Nginx) -> None:

@@ -311,11 +311,6 @@ def test_options_that_cannot_be_used_are_a_read_error() -> None:
         read("memory://x/y", options=Options(storage={"memory": {"skip_instance_cache": True}}, retries=0))
 
 
-def test_header_options_are_sent(faulty: Faulty) -> None:
-    url = faulty.put("/v", VALUE)
-    assert read(url, options=Options(storage={"https": {"headers": {"Range": "bytes=0-1"}}})) == VALUE[10:110]
-
-
 # -- values that are read in full
 
 
@@ -367,37 +362,11 @@ def test_a_value_over_document_limit_is_an_error_with_other_protocols(s3: S3, tm
             using(one, dataclasses.replace(options, document_limit=len(VALUE) - 1))
 
 
-def test_an_endless_response_of_an_s3_server_is_an_error(s3: S3, faulty: Faulty) -> None:
-    faulty.put("/tests/v", VALUE, forever="endless")
-    options = dataclasses.replace(s3_options(s3, endpoint_url=faulty.url), document_limit=3_000_000)
-    with pytest.raises(ReadError, match=r"more than 3000000 bytes"):
-        using(lambda files: read_all(files, "s3://tests/v"), options)
-    assert faulty.gets() == 1
-    with pytest.raises(ReadError):  # no range and no size, as when Google decompresses a gzip object
-        read("s3://tests/v", options=options)
-
-
 # -- S3
 
 
 def s3_options(s3: S3, **more: Any) -> Options:
     return Options(storage={"s3": {**s3.options, **more}}, retries=0, read_timeout=100.0)
-
-
-def test_a_failure_of_an_s3_server_does_not_mean_that_a_key_is_absent(s3: S3, faulty: Faulty) -> None:
-    for status, error in ((500, ReadError), (503, ReadError), (403, AccessDenied)):
-        faulty.put("/tests/v", VALUE, forever=status)
-        faulty.head("/tests/v", forever=status)
-
-        async def check(error: type[ReadError] = error) -> None:
-            store = FsspecStore("s3://tests", s3_options(s3, endpoint_url=faulty.url))
-            for call in (store.get, store.info):
-                with pytest.raises(ReadError) as caught:
-                    await call("v")
-                assert caught.type is error
-            await store.aclose()
-
-        trio.run(check)
 
 
 @pytest.mark.parametrize(("status", "gets"), [(451, 1), (500, 3)])
@@ -416,16 +385,3 @@ def test_a_refused_value_of_a_bucket_is_no_outage(s3: S3, faulty: Faulty, status
 
     using(one, options)
     assert faulty.gets() <= gets
-
-
-def test_an_s3_object_that_changes_is_an_error(s3: S3) -> None:
-    s3.client.put_object(Bucket=s3.bucket, Key="changes", Body=VALUE)
-    url = f"s3://{s3.bucket}/changes"
-
-    async def check(files: RemoteFiles) -> None:
-        assert bytes(await files.read(url, 0, 10, 0, 100)) == VALUE[:10]
-        s3.client.put_object(Bucket=s3.bucket, Key="changes", Body=VALUE[::-1])
-        with pytest.raises(TargetChanged):
-            await files.read(url, 200, 10, 200, 300)
-
-    using(check, s3_options(s3))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from zarrfs.config.options import parse
-from zarrfs.errors import ReadError
 from zarrfs.net import identity
 from zarrfs.store.remotefiles import RemoteFiles
 
@@ -20,16 +19,15 @@ def test_two_signatures_of_one_url_mean_the_same_bytes(signature: str) -> None:
     assert one == other == "https://h/b/k?versionId=3"
 
 
-@pytest.mark.parametrize("query", ["key={}", "token={}", "sig={}", "signature={}", "q={}&q=z", "expires={}", "{}"])
+@pytest.mark.parametrize(
+    "query", ["key={}", "token={}", "sig={}", "signature={}", "q={}&q=z", "expires={}", "{}", "q=a{}b"]
+)
 def test_parameters_that_resemble_secrets_distinguish_values(query: str) -> None:
-    one, other = (identity.of_web(f"https://h/get?{query.format(name * 9)}", {}) for name in "xy")
+    values = ("+", "%20") if query == "q=a{}b" else (9 * "x", 9 * "y")  # a plus is not a space
+    one, other = (identity.of_web(f"https://h/get?{query.format(value)}", {}) for value in values)
     assert one != other
     if "=" in query and not query.startswith(("q", "expires")):
         assert "xxxxxxxxx" not in one
-
-
-def test_a_plus_is_not_taken_for_a_space() -> None:
-    assert identity.of_web("https://h/k?q=a+b", {}) != identity.of_web("https://h/k?q=a%20b", {})
 
 
 def test_an_identity_contains_parameters_and_headers_but_no_user() -> None:
@@ -65,10 +63,3 @@ def test_an_http_host_has_no_user_and_a_zip_member_has_the_identity_of_its_archi
     outer, name, _ = trio.run(names_of, [], "zip://m/n::http://u:p@Host:81/x.zip")
     assert name == "zip://m/n::http://host:81/x.zip"
     assert outer != host  # requests for members hold a slot while the archive is read
-
-
-def test_an_unknown_protocol_is_still_a_read_error() -> None:
-    import trio
-
-    with pytest.raises(ReadError, match="unknown"):
-        trio.run(names_of, [], "nonesuch://x")

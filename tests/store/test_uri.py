@@ -68,7 +68,3 @@ def test_the_uri_of_a_directory_leads_back_to_it(tmp_path: Path, name: str) -> N
     assert uri.startswith("file:///")
     assert uri.isascii()
     assert path_of_uri(uri) == str(base)
-
-
-def test_a_space_is_written_as_in_the_specification(tmp_path: Path) -> None:
-    assert file_uri(str(tmp_path / "my data")) == f"file://{tmp_path}/my%20data"
