@@ -16,6 +16,7 @@ from zarrfs.cli import common, meter
 from zarrfs.config.options import Parsed
 from zarrfs.config.shares import Share
 from zarrfs.errors import SourceError, UsageError, printable, reason_of
+from zarrfs.system.terminal import replace_line, shows_progress
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
@@ -67,16 +68,15 @@ def copy(
         if source == STDIN and isinstance(store, IndexStore):  # the time of a temporary file: another one next time
             store.mtime_ns = None
         with meter.displayed(report, parsed.options.log_level == "error"):
-            await copy_store(store, dest, report, include, exclude, overwrite, share, sync)
+            await copy_store(store, dest, report, warn, include, exclude, overwrite, share, sync)
 
-    try:
-        with _given(source) as path:
-            common.run_on_store(path, parsed, body)
-    finally:
-        for line in report.failed:
-            common.say(printable(line))
-        if report.bad > len(report.failed):
-            common.say(f"and {report.bad - len(report.failed):,} more")
+    def warn(line: str) -> None:
+        if shows_progress():
+            replace_line()  # erase the progress line, which appears again below
+        common.say(printable(line))
+
+    with _given(source) as path:
+        common.run_on_store(path, parsed, body)
     for glob in report.unmatched:
         common.say(f"nothing in {source} matches {printable(glob)}")
     sys.exit(1 if report.bad or report.unmatched else 0)

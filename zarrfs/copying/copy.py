@@ -54,7 +54,6 @@ _THREADS = min(4, os.cpu_count() or 1)
 _MEMORY = 64 << 20  # bytes of pieces of large values that are fetched and not written yet
 _UNKNOWN = 256 << 10  # bytes assumed for a value of unknown size; it counts as large if it has more
 _PIECE, _PIECES = 4 << 20, 4  # bytes of a request for a part of a large value; requests at the same time
-_FAILURES_KEPT = 1000
 
 
 @dataclasses.dataclass
@@ -66,7 +65,6 @@ class CopyReport:
     expected_files: int | None = None
     expected_bytes: int | None = None
     bad: int = 0  # entries that failed
-    failed: list[str] = dataclasses.field(default_factory=list)  # a line for each of the first ones
     unmatched: list[str] = dataclasses.field(default_factory=list)  # globs of `include` without a match
 
 
@@ -88,18 +86,18 @@ class _Item:
 
 
 async def copy_store(
-    store: Store, destination: str, report: CopyReport, include: Sequence[str] = (), exclude: Sequence[str] = (),
-    overwrite: bool = False, share: Share = WHOLE, sync: bool = False,
+    store: Store, destination: str, report: CopyReport, warn: Callable[[str], None], include: Sequence[str] = (),
+    exclude: Sequence[str] = (), overwrite: bool = False, share: Share = WHOLE, sync: bool = False,
 ) -> None:  # fmt: skip
     """Write the entries of `store`, or those of them that globs and `share` select, to the directory `destination`.
 
-    Failures of entries are added to `report`. Raise UsageError if the destination cannot be used, and SourceError if
-    nothing more can be written to it.
+    `warn` is called in any thread with a line for each entry that fails. Raise UsageError if the destination cannot be
+    used, and SourceError if nothing more can be written to it.
     """
     root = await store.info("")
     target = await trio.to_thread.run_sync(TargetDirectory, destination, root, overwrite)
     try:
-        copier = _Copier(store, target, report, Picking(include, exclude), share)
+        copier = _Copier(store, target, report, warn, Picking(include, exclude), share)
         await copier.run(root)
         if sync:
             try:
@@ -115,9 +113,11 @@ class _Copier:
     """One call of copy_store()."""
 
     def __init__(
-        self, store: Store, target: TargetDirectory, report: CopyReport, picking: Picking, share: Share
-    ) -> None:
-        self._store, self._target, self._report, self._picking, self._share = store, target, report, picking, share
+        self, store: Store, target: TargetDirectory, report: CopyReport, warn: Callable[[str], None],
+        picking: Picking, share: Share,
+    ) -> None:  # fmt: skip
+        self._store, self._target, self._report, self._warn = store, target, report, warn
+        self._picking, self._share = picking, share
         self._files = store if isinstance(store, FileSystemStore) else None
         self._threads = trio.CapacityLimiter(_THREADS)
         self._slots = trio.Semaphore(_IN_FLIGHT)
@@ -236,8 +236,7 @@ class _Copier:
                 self._fatal = SourceError(self._target.path, _rule(key, exc), key or "/")
                 return
             self._report.bad += 1
-            if len(self._report.failed) < _FAILURES_KEPT:
-                self._report.failed.append(f"{key or '/'}: {_rule(key, exc)}")
+            self._warn(f"{key or '/'}: {_rule(key, exc)}")
 
     def _count(self, files: int = 0, size: int = 0) -> None:
         with self._lock:
@@ -298,27 +297,34 @@ class _Copier:
         if there is not Existing.SAME:
             if not item.ready and self._files is None:
                 return False
-            with contextlib.ExitStack() as stack:
-                source = item.value.fileno() if item.value is not None else None
-                if not item.ready and self._files is not None:
-                    source = self._files.open_file(item.key)
-                    stack.callback(os.close, source)
-                file = stack.enter_context(contextlib.closing(create(directory, folder, info)))
-                if source is not None:
-                    copy_data(source, file.descriptor, item.key, self._copied)
-                else:
-                    self._write_parts(file.descriptor, item.parts or (), info.size or 0)
+            file = create(directory, folder, info)
+            try:
+                self._fill(file.descriptor, item)
                 self._target.place(file, directory, folder, info, there)
+            finally:
+                file.close()
         self._count(1)
         return True
 
-    def _write_parts(self, to: int, parts: Sequence[tuple[int, Buffer]], size: int) -> None:
+    def _fill(self, to: int, item: _Item) -> None:
+        """Write all bytes of a small file, or of a file of this machine."""
+        if item.parts is None:
+            source = item.value.fileno() if item.value is not None else None
+            if self._files is not None and source is None:
+                source = self._files.open_file(item.key)
+            assert source is not None
+            try:
+                copy_data(source, to, item.key, self._copied)
+            finally:
+                if item.value is None:
+                    os.close(source)
+            return
         end = 0
-        for start, data in parts:
+        for start, data in item.parts:
             end = write_all(to, data, start)
             self._count(size=len(data))
-        if end != size:
-            os.ftruncate(to, size)
+        if end != item.info.size:
+            os.ftruncate(to, item.info.size or 0)
 
     def _copied(self, count: int) -> None:
         if count >= _PIECE:
