@@ -15,7 +15,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import trio
@@ -50,15 +50,20 @@ _WARNINGS = 4096  # warnings remembered, so that each is logged once
 
 
 class _Place(NamedTuple):
-    """A place of blobs: `fetch(blobref, length)` returns a blob, verified; `directory`: its path if it is local."""
+    """A place of blobs: a value of -o blobs=, without secrets for messages; its path, if it is a directory."""
 
+    source: str
     shown: str
     directory: str | None
-    fetch: Callable[[str, int], Awaitable[Buffer]]
 
     def at(self, blobref: str) -> str:
         """Return where this place has a blob, for messages."""
         return blob_url(self.shown, blobref) if self.directory is None else f"{self.directory}/{blobref}"
+
+
+def _place(source: str) -> _Place:
+    path = None if source == FLUX else path_of_uri(source)
+    return _Place(source, without_secrets(source), None if path is None else os.path.abspath(path))
 
 
 class BlobReader(TargetReader):
@@ -72,7 +77,7 @@ class BlobReader(TargetReader):
     def __init__(self, sources: tuple[str, ...], options: Options | None = None) -> None:
         """Read from `sources`, the values of -o blobs=, in this order. No server is contacted yet."""
         options = options or Options()
-        self._places = [self._place(source) for source in sources]
+        self._places = [_place(source) for source in sources]
         self._remote = any(place.directory is None for place in self._places)
         self._disk: DiskCache | None = None
         if self._remote and options.cache_dir is not None:
@@ -89,15 +94,6 @@ class BlobReader(TargetReader):
         self._files: RemoteFiles | None = None
         self._flux: FluxBlobs | None = None
         self._warned: LRU[str, bool] = LRU(_WARNINGS)
-
-    def _place(self, source: str) -> _Place:
-        path = None if source == FLUX else path_of_uri(source)
-        if path is not None:
-            path = os.path.abspath(path)
-            return _Place(path, path, functools.partial(self._from_directory, path))
-        load = self._from_flux if source == FLUX else functools.partial(self._from_url, source)
-        shown = without_secrets(source)
-        return _Place(shown, None, functools.partial(self._from_remote, shown, load))
 
     # -- the TargetReader
 
@@ -179,49 +175,37 @@ class BlobReader(TargetReader):
         failures: list[ReadError] = []
         for place in self._places:
             try:
-                data = await place.fetch(blobref, size)
+                data = await self._load(place, blobref, size)
+            except TargetMissing:
+                continue
             except ReadError as exc:
                 failures.append(exc)
-            else:
-                self._warn(failures, blobref, place)
-                return data
-        raise self._gravest(failures, blobref)
-
-    def _gravest(self, failures: list[ReadError], blobref: str) -> ReadError:
-        """Return the first failure other than TargetMissing, if there is one; else that the blob is missing."""
-        shown = ", ".join(place.shown for place in self._places)
-        where = f"in none of these places ({shown})" if shown else "no blobs= given"
-        missing = TargetMissing(blobref, f"no such blob: {where}")
-        return next((failure for failure in failures if not isinstance(failure, TargetMissing)), missing)
-
-    def _warn(self, failures: list[ReadError], blobref: str, place: _Place) -> None:
-        """Log once for each failing place or bad blob that `place` was read instead."""
-        for failure in failures:
-            if not isinstance(failure, TargetMissing):
+                continue
+            for failure in failures:
+                # once for a place that fails, but for each of its bad blobs
                 bad = isinstance(failure, WrongHash | OutOfRange)
                 what = failure.where if bad else failure.where.replace(blobref, "")
-                self._log_once(what, f"{failure}; read from {place.at(blobref)} instead")
+                if what not in self._warned:
+                    self._warned.put(what, True)
+                    log.warning("%s; read from %s instead", failure, place.at(blobref))
+            return data
+        if failures:
+            raise failures[0]
+        shown = ", ".join(place.shown for place in self._places)
+        raise TargetMissing(
+            blobref, f"no such blob: {f'in none of these places ({shown})' if shown else 'no blobs= given'}"
+        )
 
-    def _log_once(self, what: str, text: str) -> None:
-        if what not in self._warned:
-            self._warned.put(what, True)
-            log.warning("%s", text)
-
-    # -- places
-
-    async def _from_directory(self, directory: str, blobref: str, size: int) -> Buffer:
-        return await self._in_thread(_read_file, f"{directory}/{blobref}", blobref, size)
-
-    async def _from_remote(
-        self, shown: str, load: Callable[[str, int], Awaitable[Buffer]], blobref: str, size: int
-    ) -> Buffer:  # fmt: skip
-        """Return a blob from the cache on disk, or by `load` from the place `shown`."""
+    async def _load(self, place: _Place, blobref: str, size: int) -> Buffer:
+        """Return a verified blob from a place, or from its cache on disk."""
+        if place.directory is not None:
+            return await self._in_thread(_read_file, place.at(blobref), blobref, size)
         if self._disk is not None and (kept := await self._in_thread(self._kept, blobref, size)) is not None:
             return kept
-        data, where = await load(blobref, size), blob_url(shown, blobref)
+        data = await (self._from_flux if place.source == FLUX else self._from_url)(place.source, blobref, size)
         if self._disk is None and size <= _HASHED_HERE:
-            return _verified(where, blobref, data)
-        return await self._in_thread(self._keep, where, blobref, data)
+            return _verified(place.at(blobref), blobref, data)
+        return await self._in_thread(self._keep, place.at(blobref), blobref, data)
 
     def _kept(self, blobref: str, size: int) -> Buffer | None:
         """Return a blob from the cache on disk; None if it does not have it."""
@@ -242,7 +226,7 @@ class BlobReader(TargetReader):
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         return await trio.to_thread.run_sync(function, *arguments, limiter=self._threads, abandon_on_cancel=True)
 
-    async def _from_flux(self, blobref: str, size: int) -> Buffer:
+    async def _from_flux(self, _source: str, blobref: str, size: int) -> Buffer:
         if self._flux is None:
             from zarrfs.archives.flux_blobs import FluxBlobs
 

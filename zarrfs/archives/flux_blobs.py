@@ -162,7 +162,7 @@ class _Helper:
             os.close(self._messages)
             for request in self._requests:
                 request.done.set()
-            with trio.CancelScope(shield=True):
+            with trio.CancelScope(deadline=trio.current_time() + 5, shield=True):
                 await self._process.wait()
                 await self._input.aclose()
                 await self._output.aclose()
