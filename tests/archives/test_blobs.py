@@ -20,7 +20,7 @@ import trio
 from tests.archives.compiled import blobref, file, opened, put
 from tests.conftest import open_descriptors
 from tests.fakeflux import FakeFlux
-from tests.servers import S3, Faulty, Nginx
+from tests.servers import Faulty, Nginx
 from zarrfs.archives.blob_reader import BlobReader, blob_url
 from zarrfs.archives.blobrefs import sized
 from zarrfs.config.options import Options
@@ -142,13 +142,6 @@ def test_blobs_are_read_from_every_kind_of_place(
     fails(place, OutOfRange, "bytes", sized(blobref(OTHER, "sha256"), 5))
     error = fails(place, TargetMissing, r"no such blob: in none of these places \(.+\)$", url_of(b"nobody's"))
     assert blobref(b"nobody's") in str(error)
-
-
-def test_blobs_below_an_s3_prefix(s3: S3, tmp_path: Path) -> None:
-    s3.client.put_object(Bucket=s3.bucket, Key=f"blobs/{REF}", Body=DATA)
-    place, options = f"s3://{s3.bucket}/blobs/", {"storage": {"s3": s3.options}}
-    assert run(place, whole, **options) == DATA
-    fails(place, TargetMissing, "no such blob", url_of(b"none"), **options)
 
 
 def test_urls_of_blobs() -> None:

@@ -38,7 +38,7 @@ class Shown(NamedTuple):
     mtime_ns: int | None
 
 
-def operations(links: bool) -> st.SearchStrategy[list[Operation]]:
+def operations() -> st.SearchStrategy[list[Operation]]:
     """Generate lists of changes, some of which are impossible."""
     kinds: list[st.SearchStrategy[Operation]] = [
         st.tuples(st.just("set"), KEYS, _DATA),
@@ -48,9 +48,8 @@ def operations(links: bool) -> st.SearchStrategy[list[Operation]]:
             st.just("patch"), st.integers(0, 99), st.integers(0, 300_000), st.binary(max_size=9),
             st.sampled_from([0o644, 0o400, 0o4755]), _TIMES,
         ),
+        st.tuples(st.just("link"), KEYS, st.sampled_from(["a", "../x", "/é", "b c"])),
     ]  # fmt: skip
-    if links:
-        kinds.append(st.tuples(st.just("link"), KEYS, st.sampled_from(["a", "../x", "/é", "b c"])))
     return st.lists(st.one_of(kinds), max_size=10)
 
 

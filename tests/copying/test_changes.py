@@ -5,22 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
 from click.testing import CliRunner, Result
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from tests.copying.mergedtrees import change, model_of, opened, operations, sets, write_source
-from tests.references.refsets import targets
+from tests.copying.mergedtrees import opened, write_source
 from tests.store.changes import put, remove
 from zarrfs.cli import main
-
-_URLS = tempfile.TemporaryDirectory(prefix="zarrfs-targets-")
 
 
 def diff(place: Path, *more: str) -> Result:
@@ -92,44 +85,3 @@ def test_a_missing_upper_directory_is_an_error(place: Path) -> None:
     result = CliRunner().invoke(main, ["diff", str(place / "source"), "--upperdir", str(place / "none")])
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
     assert "no such file or directory" in result.stderr
-
-
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    st.sampled_from(["references", "archive", "zarr"]), sets(targets(Path(_URLS.name))), operations(links=True)
-)
-def test_applying_the_changes_to_the_source_gives_the_merged_tree(
-    kind: str, entries: dict[str, Any], changes: list[Any]
-) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        trio.run(check_difference, Path(place), kind, entries, changes)
-
-
-async def check_difference(place: Path, kind: str, entries: dict[str, Any], changes: list[Any]) -> None:
-    (place / "upper").mkdir()
-    before = model_of(entries)
-    after = dict(before)
-    overlay, _plan = opened(write_source(place, kind, entries), place / "upper")
-    for operation in changes:
-        await change(overlay, after, operation)
-    made = dict(before)
-    keys, gone = [], set()
-    async for found in overlay.changes():
-        keys.append(found.key.split("/"))
-        if found.kind == "deleted":
-            assert found.key in made
-            gone.add(found.key)
-            for key in [key for key in made if key == found.key or key.startswith(f"{found.key}/")]:
-                del made[key]
-        else:
-            assert (found.key in made) == (found.kind == "changed")
-            made[found.key] = after[found.key]
-    await overlay.aclose()
-    assert made == after
-    assert keys == sorted(keys)
-    changed = {key for key in before.keys() | after.keys() if before.get(key, ...) != after.get(key, ...)}
-    assert {key for key in changed if not below(key, gone)} <= {"/".join(key) for key in keys}
-
-
-def below(key: str, directories: set[str]) -> bool:
-    return any(key.startswith(f"{directory}/") for directory in directories)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from tests.copying.mergedtrees import (
     shown,
     write_source,
 )
-from tests.references.refsets import TARGET, as_fsspec_reads, targets
+from tests.references.refsets import TARGET, targets
 from tests.references.refsets import entries as entries_of
 from tests.sources.opening import open_source
 from zarrfs.cli import main
@@ -40,78 +41,90 @@ from zarrfs.copying.commit_tree import MergedTree
 from zarrfs.copying.commit_writers import NewSource
 from zarrfs.errors import SourceError
 from zarrfs.store.api import Kind
+from zarrfs.store.overlay import Overlay
 
-# -- property: for random sources and changes, NEW shows the same tree as the overlay
+# -- property: for random sources and changes, diff lists the changes, and NEW shows the same tree as the overlay
 
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # each commit syncs its file system
 _URLS = tempfile.TemporaryDirectory(prefix="zarrfs-targets-")
-_SETS = sets(targets(Path(_URLS.name)))
+NEW = [
+    NewSource("new.json", "references"),
+    NewSource("new.json.zst", "references", inline=0, relative=True),
+    NewSource("archive.json.gz", "archive", inline=8),
+]
 
 
 def expected(merged: dict[str, Shown], form: str) -> dict[str, Any]:
     """Return the part of a merged tree that a source of this form can hold."""
     if form == "references":
         return {key: entry.data for key, entry in merged.items() if entry.kind is Kind.FILE}
-    unit = SECOND if form == "archive" else 1
     return {
-        key: (entry.kind, entry.data, entry.mode, None if entry.mtime_ns is None else entry.mtime_ns // unit)
+        key: (entry.kind, entry.data, entry.mode, None if entry.mtime_ns is None else entry.mtime_ns // SECOND)
         for key, entry in merged.items()
     }
 
 
-async def check_commit(place: Path, kind: str, entries: dict[str, Any], changes: list[Any], new: NewSource) -> None:
-    """Write a source, make changes, commit, and compare NEW with the overlay."""
-    upper, blobs = place / "upper", place / "blobs"
-    upper.mkdir()
-    blobs.mkdir()
-    model = model_of(entries)
-    source = write_source(place, kind, entries)
-    overlay, plan = opened(source, upper)
-    overlay.upper.lock(True)  # writes the record, as a mount does
-    await overlay.aclose()
-    overlay, plan = opened(source, upper)
+def below(key: str, directories: Iterable[str]) -> bool:
+    return any(key.startswith(f"{directory}/") for directory in directories)
+
+
+async def check_difference(overlay: Overlay, before: Model, after: Model) -> None:
+    """Applying the changes to the source gives the merged tree."""
+    made, keys, gone = dict(before), [], []
+    async for found in overlay.changes():
+        keys.append(found.key.split("/"))
+        if found.kind == "deleted":
+            assert found.key in made
+            gone.append(found.key)
+            made = {key: value for key, value in made.items() if key != found.key and not below(key, [found.key])}
+        else:
+            assert (found.key in made) == (found.kind == "changed")
+            made[found.key] = after[found.key]
+    assert made == after
+    assert keys == sorted(keys)
+    changed = {key for key in before.keys() | after.keys() if before.get(key, ...) != after.get(key, ...)}
+    assert {key for key in changed if not below(key, gone)} <= {"/".join(key) for key in keys}
+
+
+async def check_commit(place: Path, source: Path, model: Model, changes: list[Any]) -> None:
+    """Make changes, compare them with diff, commit, and compare each NEW with the overlay."""
+    blobs = place / "blobs"
+    overlay, plan = opened(source, place / "upper")
+    before = dict(model)
     for operation in changes:
         await change(overlay, model, operation)
+    await check_difference(overlay, before, model)
     merged = await shown(overlay)
     assert {key: entry.data for key, entry in merged.items()} == model
-    told: list[str] = []
-    await commit(overlay, plan, new._replace(path=str(place / new.path), blobs=str(blobs)), told.append)
+    for new in NEW:
+        told: list[str] = []
+        await commit(overlay, plan, new._replace(path=str(place / new.path), blobs=str(blobs)), told.append, True)
+        links = [key for key, value in model.items() if isinstance(value, str)]
+        empty = [key for key, value in model.items() if value is None and not any(below(at, [key]) for at in model)]
+        holds_all = new.format == "archive"
+        assert sorted("symbolic link" in text for text in told) == sorted(
+            [True] * len(links) + [False] * len(empty)
+        ) * (not holds_all)
+        options = Options(blobs=(str(blobs),), type=new.format)
+        store = open_source(str(place / new.path), options, child=False)
+        assert expected(await shown(store), new.format) == expected(merged, new.format)
+        await store.aclose()
     await overlay.aclose()
-    assert set(told) == empty(model) if new.format == "references" else not told
-
-    options = Options(blobs=(str(blobs),), type=new.format)
-    store = open_source(str(place / new.path), options, child=False)
-    found = await shown(store)
-    await store.aclose()
-    assert expected(found, new.format) == expected(merged, new.format)
-    left = {"source", "upper", "blobs", new.path, f"{new.path}.data"}
-    assert set(os.listdir(place)) <= left
-
-
-def empty(model: Model) -> set[str]:
-    """Return the warnings that are expected for empty directories."""
-    return {
-        f"{key}: an empty directory, which a reference set cannot hold: left out"
-        for key, value in model.items()
-        if value is None and not any(other.startswith(f"{key}/") for other in model)
+    assert set(os.listdir(place)) <= {"source", "upper", "blobs"} | {
+        f"{new.path}{more}" for new in NEW for more in ("", ".data")
     }
 
 
-@pytest.mark.parametrize(
-    ("path", "form", "more"),
-    [
-        ("new.json", "references", {}),
-        ("new.json.zst", "references", {"inline": 0, "relative": True}),
-        ("archive.json.gz", "archive", {"inline": 8}),
-    ],
-)
-def test_new_shows_the_merged_tree(path: str, form: str, more: dict[str, Any]) -> None:
-    @settings(max_examples=24, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(st.sampled_from(["references", "archive", "zarr"]), _SETS, operations(links=form == "archive"))
-    def check(kind: str, entries: dict[str, Any], changes: list[Any]) -> None:
-        with tempfile.TemporaryDirectory() as place:
-            trio.run(check_commit, Path(place), kind, entries, changes, NewSource(path, form, **more))
-
-    check()
+@settings(max_examples=24, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.sampled_from(["references", "archive", "zarr"]), sets(targets(Path(_URLS.name))), operations())
+def test_diff_and_commit_show_the_merged_tree(kind: str, entries: dict[str, Any], changes: list[Any]) -> None:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as name:
+        place = Path(name)
+        for made in ("upper", "blobs"):
+            (place / made).mkdir()
+        source = write_source(place, kind, entries)
+        changed(place / "upper", source)
+        trio.run(check_commit, place, source, model_of(entries), changes)
 
 
 # -- the command, one feature at a time
@@ -137,12 +150,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def commit_to(new: str, *more: str, source: str = "refs.json") -> Result:
-    return CliRunner().invoke(main, ["commit", source, "--upperdir", "up", "-O", new, *more])
+def commit_to(new: str, *more: str) -> Result:
+    return CliRunner().invoke(main, ["commit", "refs.json", "--upperdir", "up", "-O", new, *more])
 
 
-def done(new: str, *more: str, source: str = "refs.json") -> None:
-    result = commit_to(new, *more, source=source)
+def done(new: str, *more: str) -> None:
+    result = commit_to(new, *more)
     assert (result.exit_code, result.output) == (0, "")
 
 
@@ -274,7 +287,6 @@ def test_an_entry_that_is_left_out_is_no_success(tmp_path: Path, monkeypatch: py
     (tmp_path / "up").mkdir()
     result = commit_to("new.json", "--format", "archive", "-o", "view=v3")
     assert (result.exit_code, "odd: " in result.stderr, "bad/../entry: " in result.stderr) == (1, True, True)
-
 
 
 @pytest.mark.parametrize("form", ["references", "archive"])
@@ -426,15 +438,6 @@ def test_a_parquet_set_is_committed(place: Path, inline: str) -> None:
     assert group["v"].attrs["units"] == "K"
 
 
-def test_fsspec_reads_the_same(place: Path) -> None:
-    (place / "up/sparse").unlink()
-    done("new.json")
-    found = as_fsspec_reads(place / "new.json")
-    assert found == {
-        ".zgroup": b'{"zarr_format":2}', "a/x": b"new", "a/y": TARGET, "large": b"0123456789" * 200_000
-    }  # fmt: skip
-
-
 def test_a_store_that_is_its_own_upper_has_no_difference(place: Path) -> None:
     (place / "new.zarr").mkdir()
     (place / "new.zarr/.zgroup").write_text('{"zarr_format": 2}')
@@ -444,15 +447,10 @@ def test_a_store_that_is_its_own_upper_has_no_difference(place: Path) -> None:
         assert "is the source itself" in result.stderr
 
 
-def test_keys_with_names_reserved_in_an_upper_are_left_out(place: Path) -> None:
-    done("odd.json", source=reference_set(place))
-    assert sorted(entries_of("odd.json")) == ["sub/w", "x"]
-
-
-def reference_set(place: Path) -> str:
-    """Write a set with keys of reserved names, and an empty upper directory; return the path of the set."""
-    (place / "up").rename(place / "kept")
-    (place / "up").mkdir()
+def test_keys_with_names_reserved_in_an_upper_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "up").mkdir()
     refs = dict.fromkeys(("x", ".wh.y", ".zarrfs-upper", "sub/.wh.z", "sub/w", ".wh.d/v"), "data")
-    (place / "odd-refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
-    return "odd-refs.json"
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    done("odd.json")
+    assert sorted(entries_of("odd.json")) == ["sub/w", "x"]

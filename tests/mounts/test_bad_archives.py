@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -54,23 +53,6 @@ def test_bad_entries_are_listed_and_fail_to_read(tmp_path: Path) -> None:
     assert (report["ok"], report["left_out"]) == (1, len(NO_PATHS))
     about = json.loads(run("info", "--json", document).stdout)
     assert (about["broken"], len(about["problems"])) == (len(BROKEN), len(NO_PATHS))
-
-
-@pytest.mark.parametrize("command", ["tar", "copy", "archive"])
-def test_a_copy_of_a_bad_entry_fails(command: str, tmp_path: Path) -> None:
-    document, to = tmp_path / "bad.json", tmp_path / "copied"
-    document.write_text(json.dumps({"bad": file("!", encoding="base64"), "good": file("right")}))
-    (tmp_path / "upper").mkdir()
-    if command == "tar":
-        with mounted(document, tmp_path / "mnt") as root:
-            done = subprocess.run(["tar", "cf", to, "-C", root, "."], capture_output=True, text=True)
-    elif command == "copy":
-        done = run("copy", document, to)
-    else:
-        done = run("commit", document, "--upperdir", tmp_path / "upper", "--output", to, "--format", command)
-        assert not to.exists()
-    assert done.returncode != 0
-    assert "bad: " in done.stderr
 
 
 def test_a_missing_or_wrong_blob_fails_its_file_only(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ class _Check:
                         await send.send((at, info))
                     else:
                         self._invalid.pop(at, None)
-        for at, reason in self._invalid.items():  # not a file: only consolidated metadata has it
+        for at, reason in self._invalid.items():  # of the array that contains `key`
             if share.has(at):
                 self._report.add(at, Unsound(BAD_METADATA, reason))
         if self._report.clean:  # else the walk has met the same errors
