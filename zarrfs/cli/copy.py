@@ -16,7 +16,6 @@ from zarrfs.cli import common, meter
 from zarrfs.config.options import Parsed
 from zarrfs.config.shares import Share
 from zarrfs.errors import SourceError, UsageError, printable, reason_of
-from zarrfs.system.terminal import replace_line, shows_progress
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
@@ -71,8 +70,7 @@ def copy(
             await copy_store(store, dest, report, warn, include, exclude, overwrite, share, sync)
 
     def warn(line: str) -> None:
-        if shows_progress():
-            replace_line()  # erase the progress line, which appears again below
+        meter.erase()
         common.say(printable(line))
 
     with _given(source) as path:

@@ -25,7 +25,7 @@ def displayed(progress: Any, quiet: bool) -> Iterator[None]:
     `progress` has the attributes `files` and `bytes`, and may have `expected_files` and `expected_bytes`, which are
     None while they are unknown. Another thread reads them.
     """
-    if quiet or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+    if quiet or not _can_erase():
         yield
         return
     ended = threading.Event()
@@ -36,6 +36,16 @@ def displayed(progress: Any, quiet: bool) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+
+
+def erase() -> None:
+    """Erase the line before another one is printed; it appears again below that."""
+    if _can_erase():
+        _replace_line("")
+
+
+def _can_erase() -> bool:
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def _show(progress: Any, ended: threading.Event) -> None:
