@@ -15,7 +15,6 @@ from zarrfs.net.responses import Transient, http_date
 
 _BUSY = (408, 425, 429)
 _RETRY_AFTER_MAX = 60.0  # seconds
-_CUT = ("ClientPayloadError", "IncompleteReadError", "IncompleteRead")  # of libraries
 _NO_BUCKETS = ("NoSuchBucket", "ContainerNotFound")  # of S3 and Google's XML interface, and of Azure
 _NO_BUCKET = re.compile(f"<Code>(?:{'|'.join(_NO_BUCKETS)})</Code>")
 BUCKET_RULE = "the bucket does not exist"
@@ -66,10 +65,7 @@ def failure(exc: Exception, where: str, timeout: float) -> Exception:
     if certificate:
         hint = "($SSL_CERT_FILE names a site's own authority)"
         return ReadError(where, f"its certificate is refused: {certificate} {hint}")
-    kind = type(exc).__name__
-    if kind == "SFTPNoSuchFile":  # of asyncssh
-        return TargetMissing(where, "not found")
-    if isinstance(exc, PermissionError) or kind in ("SFTPPermissionDenied", "PermissionDenied"):
+    if isinstance(exc, PermissionError):
         return AccessDenied(where, _reason(exc))
     status = getattr(exc, "status", None) or getattr(exc, "status_code", None) or getattr(exc, "code", None)
     if isinstance(status, int) and 400 <= status < 600:
@@ -80,7 +76,7 @@ def failure(exc: Exception, where: str, timeout: float) -> Exception:
     if isinstance(exc, ValueError) or (isinstance(exc, OSError) and exc.errno in _LASTING):
         return ReadError(where, _reason(exc))
     if isinstance(exc, OSError) or type(exc).__module__.partition(".")[0] in _NETWORK:
-        return Transient(_reason(exc), begun=kind in _CUT)
+        return Transient(_reason(exc))
     return ReadError(where, f"{type(exc).__name__}: {_reason(exc)}")
 
 
@@ -91,7 +87,7 @@ def raise_from(found: Exception, exc: Exception) -> NoReturn:
     raise found from exc
 
 
-_NETWORK = ("aiohttp", "urllib3", "requests", "asyncssh", "paramiko")
+_NETWORK = ("aiohttp", "urllib3", "requests", "asyncssh")
 
 
 def _certificate(exc: BaseException) -> str:

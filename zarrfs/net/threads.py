@@ -6,7 +6,6 @@ import calendar
 import datetime
 import errno
 import importlib
-import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -25,12 +24,8 @@ from zarrfs.net.responses import Entry, Fetched, System, Transient, too_large
 T = TypeVar("T")
 
 _THREADS = 64  # of one system, each with one call; a thread whose caller has timed out counts until it ends
-_LINKS = 64  # symbolic links that are followed at a time
 SSH = ("sftp", "ssh")  # names of one protocol
 _SERVER = re.compile(r"[^:/?#]+://[^/?#]*")
-_KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")  # as in ssh(1)
-_KEEPALIVE = 15.0  # seconds; after three without an answer the connection is lost
-_LOST = ("ConnectionLost", "DisconnectError", "ChannelOpenError", "SFTPNoConnection", "SFTPConnectionLost")  # asyncssh
 
 
 class ThreadSystem(System):
@@ -48,16 +43,17 @@ class ThreadSystem(System):
         return Fetched(await self._call(path, self._cat, start, stop))
 
     async def stat(self, path: str) -> Entry:
-        return entry(await self._call(path, self._info))
+        return entry(await self._call(path, self._sync, "info"))
 
     async def listing(self, path: str) -> list[Entry] | None:
-        return listed(path, await self._call(path, self._ls))
+        return listed(path, await self._call(path, self._sync, "ls", True))  # with details
 
     def shown(self, path: str) -> str:
         return without_secrets(f"{self._protocol}://{path}")
 
     def host(self, path: str) -> str:
-        return _host(self._protocol, self._given)
+        port = f":{self._given['port']}" if self._given.get("port") else ""
+        return f"{self._protocol}://{self._given.get('host') or ''}{port}"
 
     def identity(self, path: str) -> str:
         return identity.of_other(urls.names(self._protocol)[0], path, self._given)
@@ -69,11 +65,11 @@ class ThreadSystem(System):
             if fs is None:
                 fs = await self._connecting.run("", self._connected, lambda: self._fs)
             return await self._run(function, fs, path, *args)
+        except ConnectionError as exc:
+            self._fs = None if fs is self._fs else self._fs  # else another call has already replaced it
+            what = "the connection is lost" if fs else "cannot connect"
+            raise Transient(f"{what}: {redact_text(str(exc))}") from exc
         except Exception as exc:
-            if self._protocol in SSH and _is_lost(exc):
-                self._fs = None if fs is self._fs else self._fs  # else another call has already replaced it
-                what = "the connection is lost" if fs else "cannot connect"
-                raise Transient(f"{what}: {redact_text(str(exc))}") from exc
             raise_from(failure(exc, self.shown(path), self._timeout), exc)
 
     async def _run(self, function: Callable[..., T], *args: Any) -> T:
@@ -88,18 +84,11 @@ class ThreadSystem(System):
     # -- in a thread
 
     def _made(self) -> Any:
-        given = dict(self._given)
-        if self._protocol in SSH:
-            files = [file for file in map(os.path.expanduser, _KNOWN_HOSTS) if os.access(file, os.R_OK)]
-            # without known hosts sshfs accepts any key; b"": accept none
-            given = {"known_hosts": files or b"", "keepalive_interval": _KEEPALIVE, **given}
-        else:
-            given["use_listings_cache"] = False
         try:
-            return self._class(**given, skip_instance_cache=True)
+            return self._class(**{"use_listings_cache": False, **self._given}, skip_instance_cache=True)
+        except ReadError:
+            raise
         except Exception as exc:
-            if type(exc).__name__ == "HostKeyNotVerifiable":
-                raise _unknown_key(self._protocol, self._given) from exc
             # a refused login and an outage are those of any call; all else, such as a key file, is of the options
             of_server = isinstance(failure(exc, "", self._timeout), AccessDenied | Transient)
             if of_server and not getattr(exc, "filename", None):
@@ -107,109 +96,22 @@ class ThreadSystem(System):
             rule = f"cannot be used with these options: {redact_text(str(exc))}"
             raise ReadError(f"{self._protocol}://", rule) from exc
 
-    def _sync(self, fs: Any, method: str, *args: Any, **more: Any) -> Any:
+    def _sync(self, fs: Any, path: str, method: str, *args: Any) -> Any:
         """Call a method of a file system; the call of an asynchronous one is cancelled if it takes too long."""
         if not fs.async_impl:
-            return getattr(fs, method)(*args, **more)
-        return self._awaited(fs, getattr(fs, f"_{method}"), *args, **more)
-
-    def _awaited(self, fs: Any, function: Callable[..., Any], *args: Any, **more: Any) -> Any:
+            return getattr(fs, method)(path, *args)
         from fsspec.asyn import sync
 
-        return sync(fs.loop, function, *args, timeout=self._timeout, **more)
+        return sync(fs.loop, getattr(fs, f"_{method}"), path, *args, timeout=self._timeout)
 
     def _cat(self, fs: Any, path: str, start: int, stop: int | None) -> bytes:
         if stop is None:
-            size = self._sync(fs, "info", path).get("size")
+            size = self._sync(fs, path, "info").get("size")
             if size is not None and size - start > self._limit:
                 raise too_large(self.shown(path), self._limit)
-        if self._protocol in SSH:  # sshfs would fetch all of it
-            part: bytes = self._awaited(fs, _sftp_part, fs, path, start, -1 if stop is None else stop - start)
-            return part
-        whole = start == 0 and stop is None
-        data: bytes = self._sync(fs, "cat_file", path, **({} if whole else {"start": start, "end": stop}))
+        part = (start, stop) if start or stop is not None else ()
+        data: bytes = self._sync(fs, path, "cat_file", *part)
         return data
-
-    def _info(self, fs: Any, path: str) -> dict[str, Any]:
-        try:
-            found: dict[str, Any] = self._sync(fs, "info", path)
-        except FileNotFoundError:
-            if self._protocol in SSH and self._awaited(fs, _sftp_is_there, fs, path):
-                raise ReadError(self.shown(path), "is a symbolic link that leads nowhere") from None
-            raise
-        return found
-
-    def _ls(self, fs: Any, path: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._sync(fs, "ls", path, detail=True)
-        if self._protocol in SSH and any(info["type"] == "link" for info in found):
-            return self._awaited(fs, _sftp_followed, fs, path, found)  # type: ignore[no-any-return]
-        return found
-
-
-# -- SFTP, on the loop of fsspec
-
-
-async def _sftp_part(fs: Any, path: str, start: int, length: int) -> bytes:
-    async with fs._pool.get() as channel, channel.open(path, "rb") as file:
-        data: bytes = await file.read(length, start)
-        return data
-
-
-async def _sftp_is_there(fs: Any, path: str) -> bool:
-    """Return whether a server has a name, even if that is a dangling symbolic link."""
-    async with fs._pool.get() as channel:
-        try:
-            await channel.lstat(path)
-        except Exception:  # the answer to stat(), not found, holds
-            return False
-    return True
-
-
-async def _sftp_followed(fs: Any, path: str, infos: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Replace the symbolic links in a listing of the directory `path` by their targets.
-
-    A link to `path` itself or to a directory above it is left out, because a walk would never end. A link that
-    cannot be followed is kept as a file of unknown size; its reader gets the error.
-    """
-    import asyncio
-
-    links = [info["name"] for info in infos if info["type"] == "link"]
-    found = [info for info in infos if info["type"] != "link"]
-    async with fs._pool.get() as channel:
-        above = [path[:at] for at, letter in enumerate(path) if letter == "/" and at]
-        here = await asyncio.gather(*map(channel.realpath, (path, *above)))
-        for at in range(0, len(links), _LINKS):
-            names = links[at : at + _LINKS]
-            attributes = await asyncio.gather(*map(channel.stat, names), return_exceptions=True)
-            for name, one in zip(names, attributes, strict=True):
-                if isinstance(one, BaseException) and (not isinstance(one, Exception) or _is_lost(one)):
-                    raise one
-                info = {"type": "file"} if isinstance(one, Exception) else fs._decode_attributes(one)
-                if info["type"] == "directory":
-                    there = (await channel.realpath(name)).rstrip("/") + "/"
-                    if any(f"{one}/".startswith(there) for one in here):
-                        continue
-                found.append({**info, "name": name})
-    return found
-
-
-def _is_lost(exc: BaseException) -> bool:
-    """Return whether a failure of sshfs means that its connection, or the channel that it keeps using, is lost."""
-    if isinstance(exc, ConnectionError) or any(kind.__name__ in _LOST for kind in type(exc).__mro__):
-        return True
-    return isinstance(exc, ValueError) and "any SFTP connections" in str(exc)
-
-
-def _unknown_key(protocol: str, options: Mapping[str, Any]) -> ReadError:
-    """Return the error for a server whose host key is unknown (HostKeyNotVerifiable of asyncssh)."""
-    host, port, named = options.get("host"), options.get("port"), options.get("known_hosts")
-    files = named if isinstance(named, str) and named else " or ".join(_KNOWN_HOSTS)
-    scan = f"ssh-keyscan {f'-p {port} ' if port else ''}{host}"
-    rule = (
-        f"its host key is not in {files}: if it is the right server, add the key ({scan}), "
-        f"or name a file that has it (-o {protocol}.known_hosts=FILE)"
-    )
-    return ReadError(_host(protocol, options), rule)
 
 
 # -- classes, URLs and answers of fsspec
@@ -221,6 +123,8 @@ def class_of(protocol: str) -> Any:
     Raise ReadError if the protocol is unknown or its package is missing.
     """
     try:
+        if protocol in SSH:
+            return importlib.import_module("zarrfs.net.sftp").Sftp
         return importlib.import_module("fsspec").get_filesystem_class(protocol)
     except ValueError:
         raise ReadError(f"{protocol}://", f"the protocol {protocol!r} is unknown") from None
@@ -237,12 +141,6 @@ def parts_of(class_: Any, protocol: str, url: str) -> tuple[dict[str, Any], str]
     server = _SERVER.match(url) if protocol in ("smb", *SSH) else None
     head, path = (url, url) if server is None else (server[0], url[server.end() :])
     return class_._get_kwargs_from_urls(head), class_._strip_protocol(path)
-
-
-def _host(protocol: str, options: Mapping[str, Any]) -> str:
-    """Return the name of the server of a file system with these options."""
-    port = f":{options['port']}" if options.get("port") else ""
-    return f"{protocol}://{options.get('host') or ''}{port}"
 
 
 def entry(info: dict[str, Any]) -> Entry:
