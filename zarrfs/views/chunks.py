@@ -11,7 +11,7 @@ import numpy as np
 import trio
 
 from zarrfs.errors import IsDirectory, NotFound, OutOfRange, ReadError, StoreError, TargetChanged, TargetMissing
-from zarrfs.store.api import Info, Store, Value, join_key
+from zarrfs.store.api import Info, Kind, Store, Value, join_key
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import quarter
 from zarrfs.views.boxes import Run
@@ -40,13 +40,38 @@ _tokens = itertools.count()
 
 
 class StoredAt(NamedTuple):
-    """A range of a file."""
+    """A range of a stored value: an inner chunk of a shard."""
 
-    key: str  # of the file
-    info: Info  # of the file
-    version: Hashable  # of the file
+    key: str  # of the whole value, as are its entry and its version
+    info: Info
+    version: Hashable
     offset: int
     length: int
+
+    def entry(self, name: str) -> Info:
+        """Return the entry of the range as a file."""
+        return Info(name, Kind.FILE, self.length, self.info.mode, self.info.mtime_ns, identity=self.info.identity)
+
+    def range(self, key: str, whole: Value) -> Value:
+        """Return the range of the open value, which is closed with it. Raise TargetChanged, about `key`."""
+        if whole.size < self.offset + self.length or whole.version != self.version:
+            whole.close()
+            raise TargetChanged(key, "its shard has changed")
+        return _Range(self.entry(key.rpartition("/")[2]), whole, self.offset)
+
+
+class _Range(Value):
+    __slots__ = ("_offset", "_whole")
+
+    def __init__(self, info: Info, whole: Value, offset: int) -> None:
+        super().__init__(info, None if whole.version is None else (whole.version, offset, info.size))
+        self._whole, self._offset = whole, offset
+
+    async def read(self, start: int, length: int) -> Buffer:
+        return await self._whole.read(self._offset + start, max(0, min(length, self.size - start)))
+
+    def close(self) -> None:
+        self._whole.close()
 
 
 class Chunks:

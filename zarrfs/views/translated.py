@@ -23,7 +23,6 @@ from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key, split_key
 from zarrfs.views.chunknames import ChunkNames
 from zarrfs.views.hierarchy import Node
-from zarrfs.views.inner_chunks import Range, inner_entry
 from zarrfs.views.view import File, View, text_file
 from zarrfs.zarr import v2, v3
 from zarrfs.zarr.errors import MetadataError
@@ -81,7 +80,7 @@ class TranslatedView(View):
         if not resolved.source:
             return await self._directory_info(resolved.translated.node, name)
         if resolved.inner is not None:
-            return inner_entry(name, await self._inner_at(key, resolved, resolved.inner))
+            return (await self._inner_at(key, resolved, resolved.inner)).entry(name)
         with _chunk_errors(resolved.source):
             info = _as_chunk_info(await self.lower.info(resolved.source, sized), resolved.directory)
         if resolved.directory and info.kind is not Kind.DIRECTORY:
@@ -122,7 +121,7 @@ class TranslatedView(View):
             if resolved.inner is None:
                 return await self.lower.open(resolved.source)
             at = await self._inner_at(key, resolved, resolved.inner)
-            return Range(key, inner_entry(split_key(key)[1], at), await self.lower.open(at.key), at)
+            return at.range(key, await self.lower.open(at.key))
 
     async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
         if split_key(key)[1] in self._names:
@@ -269,33 +268,31 @@ class TranslatedView(View):
         """
         start = split_key(chunks.source(join_key(resolved.rest, after))[0] or "")[1] if after else ""
         shards = [entry async for entry in self._entries(resolved, chunks)]
-        skipped = next((at for at, (_, info, _) in enumerate(shards) if info.name == start), 0)
+        first = next((at for at, (_, info, _) in enumerate(shards) if info.name == start), None)
+        every: Iterator[tuple[str, Info, bool]] = (
+            (name, info, is_directory) for names, info, is_directory in shards[first or 0 :] for name in names
+        )
+        if first is not None:
+            every = itertools.islice(itertools.dropwhile(lambda entry: entry[0] != after, every), 1, None)
         stored = await self._chunks_of(resolved.translated)
         at_once = max(1, min(_AT_ONCE, _INDEXES // max(stored.index_length, 1)))
+        found: dict[str, Info] = {}
 
-        async def read(name: str) -> Info | None:
+        async def look(entry: tuple[str, Info, bool]) -> None:
+            name, info, is_directory = entry
             try:
-                at = await stored.stored_at(chunks.index(join_key(resolved.rest, name)) or ())
+                if is_directory:
+                    found[name] = _as_chunk_info(info, True)._replace(name=name, links=1)
+                elif at := await stored.stored_at(chunks.index(join_key(resolved.rest, name)) or ()):
+                    found[name] = at.entry(name)
             except ReadError as exc:
-                return Info(name, Kind.FILE, 1, unreadable=exc.reason)
-            return None if at is None else inner_entry(name, at)
+                found[name] = Info(name, Kind.FILE, 1, unreadable=exc.reason)
 
-        async def read_first(entry: _Entry) -> None:
-            if not entry[2] and (first := next(chunks.names(resolved.rest, entry[1].name, False) or iter(()), "")):
-                await read(first)
-
-        for first in range(skipped, len(shards), at_once):
-            batch = shards[first : first + at_once]
-            await for_each(read_first, batch)
-            for names, info, is_directory in batch:
-                if start == info.name:
-                    names = itertools.islice(itertools.dropwhile(after.__ne__, names), 1, None)
-                for name in names:
-                    await trio.lowlevel.checkpoint()
-                    if is_directory:
-                        yield _as_chunk_info(info, True)._replace(name=name, links=1)
-                    elif (shown := await read(name)) is not None:
-                        yield shown
+        while batch := list(itertools.islice(every, at_once)):
+            await for_each(look, batch)
+            for name, _, _ in batch:
+                if name in found:
+                    yield found.pop(name)
 
     async def _entries(self, resolved: _Resolved, chunks: ChunkNames, after: str = "") -> AsyncIterator[_Entry]:
         """Yield the entries of chunks, or directories of chunks, in a source directory."""
