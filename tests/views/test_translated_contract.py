@@ -94,13 +94,5 @@ class TestV2OfADirectory(ViewContract):
     version, index = 2, False
 
 
-class TestV3OfADirectory(ViewContract):
-    version, index = 3, False
-
-
-class TestV2OfAnIndex(ViewContract):
-    version, index = 2, True
-
-
 class TestV3OfAnIndex(ViewContract):
     version, index = 3, True
