@@ -13,7 +13,6 @@ import trio
 from hypothesis import strategies as st
 
 from tests.references.refsets import KEYS, TARGET, random_sets
-from tests.store.changes import put, remove
 from zarrfs.config.options import Options
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import IsDirectory, NotDirectory
@@ -118,7 +117,7 @@ async def change(overlay: Overlay, model: Model, operation: Operation) -> None:
         above = ["/".join(key.split("/")[:depth]) for depth in range(1, key.count("/") + 1)]
         possible = model.get(key, b"") is not None and all(model.get(at) is None for at in above)
         with contextlib.suppress(IsDirectory, NotDirectory):
-            await put(overlay, key, data)
+            await overlay.set(key, data)
             assert possible
             _add_above(model, key)
             model[key] = data
@@ -139,7 +138,7 @@ async def change(overlay: Overlay, model: Model, operation: Operation) -> None:
         model[key] = what if name == "link" else None
     elif name == "delete" and model:
         key = sorted(model)[rest[0] % len(model)]
-        await remove(overlay, key)
+        await overlay.delete(key)
         for gone in [at for at in model if at == key or at.startswith(f"{key}/")]:
             del model[gone]
     elif name == "patch":

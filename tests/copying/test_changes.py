@@ -12,7 +12,6 @@ import trio
 from click.testing import CliRunner, Result
 
 from tests.copying.mergedtrees import opened, write_source
-from tests.store.changes import put, remove
 from zarrfs.cli import main
 
 
@@ -31,10 +30,10 @@ def place(tmp_path: Path) -> Path:
     async def make() -> None:
         overlay, _plan = opened(tmp_path / "source", upper)
         overlay.upper.lock(True)
-        await put(overlay, "a/b", b"changed")
-        await remove(overlay, "d")
-        await remove(overlay, "f")
-        await put(overlay, "f/new", b"in a directory where a file was")
+        await overlay.set("a/b", b"changed")
+        await overlay.delete("d")
+        await overlay.delete("f")
+        await overlay.set("f/new", b"in a directory where a file was")
         await overlay.copy_up("g")
         os.chmod(upper / "g", 0o700)
         os.symlink("nowhere\n", upper / "link\x1b")

@@ -342,7 +342,7 @@ def test_new_may_not_be_in_the_source_or_the_upper_directory(place: Path) -> Non
 def test_an_upper_directory_in_use_is_refused(place: Path) -> None:
     overlay, _plan = opened(place / "refs.json", place / "up")
     overlay.upper.lock(True)
-    refused(f"up: is in use by another mount (process {os.getpid()})", "new.json")
+    refused(f"up: is in use by another mount or program (process {os.getpid()})", "new.json")
     trio.run(overlay.aclose)
     done("new.json")
 

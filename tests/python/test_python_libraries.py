@@ -276,6 +276,43 @@ def test_each_failure_has_its_own_exception(files: ZarrfsFileSystem, place: Path
         fsspec.filesystem("zarrfs")
 
 
+def test_zarr_writes_through_an_upper_directory(place: Path, tmp_path: Path) -> None:
+    """Arrays are changed, made and removed by zarr; a mount, and another file system, show the same; the set stays."""
+    document, upper = (place / "set.json").read_bytes(), tmp_path / "upper"
+    upper.mkdir()
+    url, options = f"zarrfs://::{place}/set.json", {"upperdir": str(upper)}
+    group = zarr.open_group(url, mode="r+", storage_options=options)
+    wanted = group["t2m"][:]
+    group["t2m"][1] = wanted[1] = 7
+    group.create_array("new/x", shape=(4,), dtype="i4")[:] = [1, 2, 3, 4]
+    del group["lat"]
+    xr.Dataset({"q": ("y", [1.5, 2])}).to_zarr(f"zarrfs://more::{place}/set.json", storage_options=options, mode="w")
+
+    seen = fsspec.filesystem("zarrfs", source=str(place / "set.json"), **options)
+    with pytest.raises(IsADirectoryError):
+        seen.rm("/new")
+    seen.put(str(place / "x.zarr/lat"), "/again", recursive=True)
+    seen.pipe_file("/again/c/0", b"")
+    with pytest.raises(FileNotFoundError):
+        seen.rm("/none")
+    with pytest.raises(OSError, match="reserved name"):
+        seen.pipe_file("/.wh.x", b"")
+    with pytest.raises(OSError, match="pipe_file"):
+        seen.open("/x", "wb")
+    assert seen.cat_file("/again/zarr.json") == (place / "x.zarr/lat/zarr.json").read_bytes()
+    seen.rm("/again", recursive=True)
+    assert sorted(seen.ls("", detail=False)) == ["/first", "/more", "/new", "/t2m", "/zarr.json"]
+
+    with pytest.raises(zarrfs.SourceError, match="in use"), zarrfs.mounted(str(place / "set.json"), **options):
+        pass  # a mount would write to the same directory
+    again = zarr.open_group(url, mode="r", storage_options=options)
+    assert (again["t2m"][:] == wanted).all()
+    assert again["new/x"][:].tolist() == [1, 2, 3, 4]
+    assert again["more/q"][:].tolist() == [1.5, 2]
+    seen.close()
+    assert (place / "set.json").read_bytes() == document
+
+
 def test_chained_urls_are_opened(place: Path, wanted: xr.Dataset) -> None:
     with fsspec.open(f"zarrfs://zarr.json::zip://::{place}/x.zip") as file:
         assert file.read() == (place / "x.zarr/zarr.json").read_bytes()

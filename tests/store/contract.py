@@ -1,4 +1,4 @@
-"""The contract of every Store, as tests: subclasses of StoreContract define open().
+"""The contract of every Store, as tests: subclasses of StoreContract or WritableContract define open().
 
 A model is a dict of keys and values; its directories are the proper prefixes of its keys.
 """
@@ -17,8 +17,8 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zarrfs.errors import InvalidKey, IsDirectory, NotDirectory, NotFound
-from zarrfs.store.api import Info, Kind, Store, Usage, join_key
+from zarrfs.errors import InvalidKey, IsDirectory, NameTooLong, NotDirectory, NotFound
+from zarrfs.store.api import Info, Kind, Store, Usage, WritableStore, join_key
 
 Tree = dict[str, bytes]
 Check = Callable[[Any], Awaitable[None]]
@@ -299,3 +299,101 @@ class _CancelAfter(trio.abc.Instrument):
             self._left -= 1
             if not self._left:
                 self._scope.cancel()
+
+
+_CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["set", "delete", "open"]),
+        st.sampled_from(["x", "z", "d", "d/x", "d/e", "d/e/y", "d/n/e/w", "x/y", "z/y/y"]),
+        st.binary(max_size=40),
+    ),
+    max_size=25,
+)  # fmt: skip
+
+
+class WritableContract(StoreContract):
+    """Tests of the operations that read and of those that write."""
+
+    def test_random_changes(self) -> None:
+        """Values and listings are compared with a dict; an open value keeps the bytes it had when it was opened."""
+
+        @settings(max_examples=self.examples, deadline=None, suppress_health_check=list(HealthCheck))
+        @given(changes=_CHANGES)
+        def check(changes: list[tuple[str, str, bytes]]) -> None:
+            model: Tree = {"z": b"stays", "d/x": b"1", "d/e/y": b"2", "other/file": b"3"}
+            made = directories(model)
+
+            async def change(store: WritableStore, operation: str, key: str, data: bytes) -> None:
+                parts = key.split("/")
+                above = {"/".join(parts[:depth]) for depth in range(1, len(parts))}
+                if operation == "set":
+                    if key in made or above & set(model):
+                        with pytest.raises(IsDirectory if key in made else NotDirectory):
+                            await store.set(key, data)
+                    else:
+                        await store.set(key, data)
+                        model[key] = data
+                        made.update(above)
+                elif key not in model and key not in made:
+                    with pytest.raises((NotFound, NotDirectory)):
+                        await store.delete(key)
+                else:
+                    await store.delete(key)
+                    for names in (model, made):
+                        for name in [name for name in names if name == key or name.startswith(key + "/")]:
+                            names.pop(name) if isinstance(names, dict) else names.remove(name)
+
+            async def run(store: WritableStore) -> None:
+                held = []
+                for operation, key, data in changes:
+                    if operation != "open":
+                        await change(store, operation, key, data)
+                    elif key in model:
+                        held.append((await store.open(key), model[key]))
+                for value, expected in held:
+                    assert bytes(await value.read(0, value.size)) == expected
+                    value.close()
+                assert {key: bytes(await store.get(key)) for key in await keys(store)} == model
+                for directory in made:
+                    wanted = {key.rpartition("/")[2] for key in {*model, *made} - {""} if _above(key) == directory}
+                    assert {info.name for info in await listed(store, directory)} == wanted
+
+            self.run(run, dict(model))
+
+        check()
+
+    @pytest.mark.parametrize("key", ["new", "a/c/0/0", "n/e/w"])
+    def test_a_value_is_set_whole_or_not_at_all(self, key: str) -> None:
+        """The writer is cancelled after each possible number of steps."""
+
+        async def check(store: WritableStore) -> None:
+            data = bytearray(b"new" * 1000)
+            for steps in range(1, 20):
+                with trio.CancelScope() as scope:
+                    counter = _CancelAfter(steps, scope)
+                    trio.lowlevel.add_instrument(counter)
+                    try:
+                        await store.set(key, memoryview(data))
+                    finally:
+                        trio.lowlevel.remove_instrument(counter)
+                if not scope.cancelled_caught:
+                    break
+                await check_tree(store, self.tree)
+            await check_tree(store, {**self.tree, key: bytes(data)})
+
+        self.run(check)
+
+    def test_invalid_keys_are_not_written(self) -> None:
+        async def check(store: WritableStore) -> None:
+            for key in ("", "/a", "a/", "a//b", "a/../b", "..", ".", "a\0b", "x" * 300):
+                with pytest.raises((InvalidKey, NameTooLong)):
+                    await store.set(key, b"")
+                with pytest.raises((InvalidKey, NameTooLong)):
+                    await store.delete(key)
+            await check_tree(store, self.tree)
+
+        self.run(check)
+
+
+def _above(key: str) -> str:
+    return key.rpartition("/")[0]

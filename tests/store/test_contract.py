@@ -13,7 +13,7 @@ import fsspec
 import pytest
 
 from tests.servers import S3, Nginx
-from tests.store.contract import StoreContract, Tree
+from tests.store.contract import StoreContract, Tree, WritableContract
 from zarrfs.config.options import Options
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.index import IndexStore
@@ -41,7 +41,7 @@ def _place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         request.cls.place = tmp_path_factory.mktemp("trees")
 
 
-class TestFileSystem(StoreContract):
+class TestFileSystem(WritableContract):
     place: Path
 
     @asynccontextmanager

@@ -16,8 +16,7 @@ from typing import Any, ClassVar
 import pytest
 import trio
 
-from tests.store.changes import put, remove
-from tests.store.contract import StoreContract, Tree, check_tree
+from tests.store.contract import Tree, WritableContract, check_tree
 from zarrfs.errors import AccessDenied, NotFound, ReadError, Refused, SourceError
 from zarrfs.store.api import Info, Value
 from zarrfs.store.directory import FileSystemStore
@@ -45,7 +44,7 @@ def _place(request: pytest.FixtureRequest, tmp_path: Path) -> None:
         request.cls.place = tmp_path
 
 
-class TestOverlay(StoreContract):
+class TestOverlay(WritableContract):
     """An overlay with half of the tree in each of its stores, and with a file and a directory that are whited out."""
 
     place: Path
@@ -73,7 +72,7 @@ class TestOverlay(StoreContract):
         await store.aclose()
 
 
-class TestPlain(StoreContract):
+class TestPlain(WritableContract):
     """An overlay without a lower store: the directory is its own upper."""
 
     place: Path
@@ -164,9 +163,9 @@ def test_a_file_that_is_removed_while_it_is_copied_up_stays_removed(again: bool,
     class Removed(FileSystemStore):
         async def open(self, key: str) -> Value:
             value = await super().open(key)
-            await remove(overlays[0], key)
+            await overlays[0].delete(key)
             if again:
-                await put(overlays[0], key, b"other")
+                await overlays[0].set(key, b"other")
             return value
 
     async def check(store: Overlay) -> None:
@@ -193,7 +192,7 @@ def test_a_link_that_is_removed_while_it_is_copied_up_stays_removed(tmp_path: Pa
             info = await found(key, sized)
             if key == "a/l":
                 lower.info = found  # type: ignore[method-assign]
-                await remove(store, key)
+                await store.delete(key)
             return info
 
         lower.info = late  # type: ignore[method-assign]

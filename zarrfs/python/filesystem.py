@@ -1,4 +1,4 @@
-"""The protocol `zarrfs` of fsspec: the files of a source, read-only, without a mount.
+"""The protocol `zarrfs` of fsspec: the files of a source without a mount; with `upperdir=`, whole files are written.
 
     xarray.open_zarr("zarrfs://::combined.json")
     fsspec.filesystem("zarrfs", source="combined.json", retries=8)
@@ -19,6 +19,7 @@ import pickle
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from fsspec.asyn import AsyncFileSystem
@@ -46,7 +47,7 @@ from zarrfs.errors import (
 )
 from zarrfs.python import background
 from zarrfs.sources import absolute_source, discard, fingerprint, open_plan, plan_source
-from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key
+from zarrfs.store.api import Info, Kind, Store, Value, WritableStore, check_key, join_key
 from zarrfs.store.followed import with_links_followed
 from zarrfs.zarr import DOCUMENTS
 
@@ -56,6 +57,7 @@ T = TypeVar("T")
 
 _FSSPEC = ("use_listings_cache", "listings_expiry_time", "max_paths", "batch_size")  # options of AsyncFileSystem
 _PIECE = 4 << 20  # bytes per read of a download
+_READ_ONLY = "a source is read-only: give upperdir=, a directory for changes"
 
 
 class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
@@ -65,6 +67,9 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
     reported as missing. An unpickled instance opens the source again, and raises SourceError if its document has
     changed since (directories, zip files, stores behind URLs and Parquet sets have no version to compare). A pickle
     contains the options, and so credentials among them. In a forked process, open the source anew.
+
+    With `upperdir=`, values are written to that directory, each whole or not at all; else a write raises OSError
+    (EROFS). The first write locks the directory against other writers until close().
     """
 
     protocol = "zarrfs"
@@ -101,19 +106,23 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
                 raise SourceError(plan.source, "has changed since this file system was opened; open it anew")
             for warning in () if version else plan.warnings:
                 log.warning("%s: %s", plan.source, warning)
-            self._store: Store | None = background.call(_open, plan, found.parsed.options)
+            self._tree = background.call(_open, plan, found.parsed.options)
+            self._store: Store | None = with_links_followed(self._tree)
         finally:
             discard(plan)
+        self._writes = found.parsed.options.upperdir is not None and not found.parsed.options.ro
         named = found.sources[0] != os.fspath(source)  # a name of zarrfs.toml; its URL may contain secrets
         self.source, self._pid = os.fspath(source) if named else absolute_source(os.fspath(source)), os.getpid()
         self._close = weakref.finalize(self, _end, self._store, self._pid)
         self._close.atexit = False
 
     def close(self) -> None:
-        """Close the source."""
+        """Close the source; afterwards, another process may write to its upper directory."""
         self._store = None
         _shared.cache_clear()
-        self._close()
+        ended = self._close()
+        if ended is not None:
+            ended.result()
 
     def __reduce__(self) -> tuple[Any, ...]:
         about = {"source": self.source, "version": self.version, "items": self._items}
@@ -170,17 +179,49 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
         cache_options: dict[str, Any] | None = None, **more: Any,
     ) -> ZarrfsFile:  # fmt: skip
         if mode != "rb":
-            _refuse(path)
+            _refuse(path, "only whole values are written: pipe_file() does" if self._writes else _READ_ONLY)
         return ZarrfsFile(self, path, block_size or self.blocksize, cache_options, **more)
 
-    async def _refuse(self, path: str, *_more: Any, **_options: Any) -> None:
-        _refuse(path)
+    # -- writing
 
-    _pipe_file = _put_file = _cp_file = _rm_file = _mkdir = _makedirs = _refuse
+    async def _pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_more: Any) -> None:
+        if mode == "create" and await self._exists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        await self._change(path, _set, value)
+
+    async def _put_file(self, lpath: str, rpath: str, callback: Any = None, **_more: Any) -> None:
+        if not os.path.isdir(lpath):  # directories exist by the files in them
+            await self._pipe_file(rpath, await asyncio.to_thread(Path(lpath).read_bytes))
+
+    async def _cp_file(self, path1: str, path2: str, **_more: Any) -> None:
+        await self._pipe_file(path2, await self._cat_file(path1))
+
+    async def _rm_file(self, path: str, **_more: Any) -> None:
+        await self._change(path, _deleted, False)
+
+    async def _rm(self, path: Any, recursive: bool = False, **_more: Any) -> None:
+        for one in await self._expand_path(path):
+            await self._change(one, _deleted, recursive)
+
+    async def _mkdir(self, path: str, *_more: Any, **_options: Any) -> None:
+        self._writable(path)  # a directory exists once it has a file
+
+    _makedirs = _mkdir
 
     def rmdir(self, path: str) -> None:
-        """Raise OSError (EROFS)."""
-        _refuse(path)
+        """Raise OSError (EROFS): rm(path, recursive=True) removes a directory."""
+        _refuse(path, "use rm(path, recursive=True)" if self._writes else _READ_ONLY)
+
+    async def _change(self, path: str, function: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+        tree = self._writable(path)
+        with _errors_of(path):
+            await self._call(function, tree, _key(path), *arguments)
+
+    def _writable(self, path: str) -> WritableStore:
+        if not self._writes:
+            _refuse(path, _READ_ONLY)
+        assert isinstance(self._tree, WritableStore)
+        return self._tree
 
 
 class ZarrfsFile(AbstractBufferedFile):  # type: ignore[misc]
@@ -219,13 +260,12 @@ def _shared(_pid: int, about: bytes) -> ZarrfsFileSystem:
     return found
 
 
-def _end(store: Store, pid: int) -> None:
-    if pid == os.getpid():
-        background.submit(store.aclose)
+def _end(store: Store, pid: int) -> Future[None] | None:
+    return background.submit(store.aclose) if pid == os.getpid() else None
 
 
 async def _open(plan: Plan, options: Options) -> Store:
-    return with_links_followed(open_plan(plan, options))
+    return open_plan(plan, options)
 
 
 def _absolute_item(item: str) -> str:
@@ -269,6 +309,18 @@ async def _read(_store: Store, value: Value, start: int, length: int) -> bytes:
 
 async def _opened(store: Store, key: str) -> Value:
     return await store.open(key)
+
+
+async def _set(_store: Store, tree: WritableStore, key: str, value: bytes) -> None:
+    await tree.set(key, value)
+
+
+async def _deleted(_store: Store, tree: WritableStore, key: str, recursive: bool) -> None:
+    """Remove a file, or a directory if `recursive`; of the root, all that is in it."""
+    if not recursive and (await tree.info(key, sized=False)).kind is Kind.DIRECTORY:
+        raise IsDirectory(key)
+    for one in [key] if key else [info.name async for info in tree.list_dir("")]:
+        await tree.delete(one)
 
 
 async def _cut(store: Store, key: str, start: int | None, end: int | None) -> bytes:
@@ -315,5 +367,5 @@ def _errors_of(path: str) -> Iterator[None]:
         raise exc.at(f"{path.strip('/')}: {exc.where}") from exc
 
 
-def _refuse(path: str) -> NoReturn:
-    raise OSError(errno.EROFS, "a source of zarrfs is read-only", path)
+def _refuse(path: str, why: str) -> NoReturn:
+    raise OSError(errno.EROFS, why, path)

@@ -235,6 +235,22 @@ class Store(abc.ABC):
         """Release descriptors, connections and threads; a second call does nothing. Close all open values first."""
 
 
+class WritableStore(Store):
+    """A store with the operations that write: set() and delete()."""
+
+    @abc.abstractmethod
+    async def set(self, key: str, value: Buffer) -> None:
+        """Store a value whole or not at all; make the directories above it.
+
+        A reader sees the old value or the new one. Raise IsDirectory, NotDirectory, InvalidKey; OSError if it cannot
+        be written.
+        """
+
+    @abc.abstractmethod
+    async def delete(self, key: str) -> None:
+        """Remove a file, a link, or a directory with everything below it. Raise NotFound, NotDirectory, OSError."""
+
+
 class WrappingStore(Store):
     """A store over the store `lower`, for example a view.
 

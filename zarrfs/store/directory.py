@@ -1,12 +1,11 @@
 """FileSystemStore: the native store of the Zarr v3 specification, and file: URIs.
 
-Source: Zarr v3, "File system store" 1.0 (key translation, reading, canonical URI); RFC 8089.
-
-Values are written through the upper directory of an overlay: the kernel writes parts of files, never whole values.
+Source: Zarr v3, "File system store" 1.0 (key translation, the operations, canonical URI); RFC 8089.
 
 Where the specification is silent: a symbolic link is shown as a link or as its target (see Links); get follows it,
-out of the base directory only to allowed directories. A FIFO, socket or device is a key whose value cannot be read,
-and is never opened. Names that are not UTF-8 are decoded with surrogateescape.
+out of the base directory only to allowed directories; set replaces, and delete removes, the link itself. A FIFO,
+socket or device is a key whose value cannot be read, and is never opened. Names that are not UTF-8 are decoded with
+surrogateescape.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ from zarrfs.errors import (
 from zarrfs.store.api import (
     Info,
     Kind,
-    Store,
     Usage,
     Value,
+    WritableStore,
     check_key,
     join_key,
     split_key,
 )
 from zarrfs.store.uri import file_uri
 from zarrfs.store.values import FileValue
-from zarrfs.store.writing import RESERVED
+from zarrfs.store.writing import RESERVED, NewFile, place_below, remove_below
 from zarrfs.system.beneath import BaseDirectory, open_cached, reopen
-from zarrfs.system.buffers import Buffer
+from zarrfs.system.buffers import Buffer, write_all
 
 _PAGE = 1000  # entries for each call in a worker thread
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
@@ -71,7 +70,7 @@ class Links(enum.Enum):
     FOLLOW_OUT = "follow out"  # links out of the base directory as FOLLOW, the others as KEEP
 
 
-class FileSystemStore(Store):
+class FileSystemStore(WritableStore):
     """A store of the files below the directory `path`.
 
     `allowed`: real paths of directories outside of the base directory that links may lead to. Raise SourceError if
@@ -136,6 +135,21 @@ class FileSystemStore(Store):
             status = await trio.to_thread.run_sync(os.fstatvfs, self._base.descriptor)
         unit = status.f_frsize
         return Usage(status.f_blocks * unit, status.f_files, status.f_bavail * unit, status.f_favail)
+
+    async def set(self, key: str, value: Buffer) -> None:
+        path = _path_of_key(check_key(key))
+        with writing(key):
+            await trio.to_thread.run_sync(self._set, path, value)
+
+    async def delete(self, key: str) -> None:
+        path = _path_of_key(check_key(key))
+        with writing(key):
+            await trio.to_thread.run_sync(remove_below, self._base, path)
+
+    def _set(self, path: bytes, value: Buffer) -> None:
+        with contextlib.closing(NewFile(self._base.descriptor)) as new:
+            write_all(new.descriptor, value, 0)
+            place_below(new, self._base, path)
 
     def close(self) -> None:
         """Close the base directory."""
@@ -429,6 +443,17 @@ def answers(key: str) -> Iterator[None]:
         if code in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # a lack of resources, perhaps temporary: not EIO
             unreadable.errno = code
         raise unreadable from exc
+
+
+@contextlib.contextmanager
+def writing(key: str) -> Iterator[None]:
+    """Turn an OSError into the StoreError that it is an answer for; others, such as of a full disk, stay."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno in _ANSWERS:
+            raise _ANSWERS[exc.errno](key) from exc
+        raise
 
 
 class _LocalValue(FileValue):

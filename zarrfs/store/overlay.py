@@ -25,17 +25,19 @@ from zarrfs.store.api import (
     Usage,
     Value,
     WrappingStore,
+    WritableStore,
     check_key,
     join_key,
     ordinary_mode,
     split_key,
 )
-from zarrfs.store.directory import answers, info_of, not_opened
+from zarrfs.store.directory import answers, info_of, not_opened, writing
 from zarrfs.store.traversal import extents
 from zarrfs.store.upper import OPAQUE, RECORD, UNFINISHED, Upper, UpperListing, remove_unfinished, reserved
 from zarrfs.store.uri import file_uri
 from zarrfs.store.values import FileValue, open_sized
 from zarrfs.store.writing import RESERVED, NewFile
+from zarrfs.system.buffers import Buffer, write_all
 from zarrfs.system.sparse import data_extents, keep_times, write_sparse
 
 log = logging.getLogger(__name__)
@@ -151,7 +153,7 @@ class Now:
         return self.infos[key]
 
 
-class Overlay(WrappingStore):
+class Overlay(WrappingStore, WritableStore):
     """A store of `lower` with the changes in `upper`; if that is `plain`, it holds everything, and `lower` is itself.
 
     `owner`: (uid, gid) of entries that are copied up; None: those of this process. Names in `upper` change in code
@@ -193,7 +195,6 @@ class Overlay(WrappingStore):
         for key in keys:
             if not self.lacks(key) and not self.upper.covers(key, itself=False):
                 now.infos[key] = await self._info_below(key)
-        steps = self._steps
         while True:
             if self._steps != steps:
                 now.absent.clear()  # others may have changed the upper directory while this one awaited
@@ -401,6 +402,49 @@ class Overlay(WrappingStore):
     async def aclose(self) -> None:
         self.upper.close()
         await self.lower.aclose()
+
+    async def set(self, key: str, value: Buffer) -> None:
+        self._prepare_writing(key)
+        with writing(key), contextlib.closing(self.upper.create(0o666)) as new:
+            await trio.to_thread.run_sync(write_all, new.descriptor, value, 0)
+            await self.change(lambda now: self._set(new, key, now), key)
+
+    def _set(self, new: NewFile, key: str, now: Now) -> None:
+        with contextlib.suppress(NotFound):
+            found = now.find(key)
+            if found.is_directory:
+                raise IsDirectory(key)
+            if found.info is not None:
+                os.fchmod(new.descriptor, ordinary_mode(found.info))
+        parent = split_key(key)[0]
+        while parent:
+            try:
+                if not now.find(parent).is_directory:
+                    raise NotDirectory(parent)
+                break
+            except NotFound:
+                parent = split_key(parent)[0]  # the missing directories are made below
+        if parent:
+            now.make_parents(join_key(parent, "x"))
+        self.upper.place(new, key)
+
+    async def delete(self, key: str) -> None:
+        self._prepare_writing(key)
+
+        def remove(now: Now) -> None:
+            found = now.find(key)
+            now.hide_lower(key)
+            if found.status is not None:
+                self.upper.remove(key)
+
+        with writing(key):
+            await self.change(remove, key)
+
+    def _prepare_writing(self, key: str) -> None:
+        for name in check_key(key).split("/"):
+            self.check_name(name)
+        if not self.upper.locked:
+            self.upper.lock(exclusive=True)
 
     def info_of(self, key: str, status: os.stat_result) -> Info:
         """Return the entry of an upper file, directory or link."""

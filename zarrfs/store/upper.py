@@ -17,12 +17,13 @@ import os
 import re
 import shlex
 import stat
+import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from zarrfs.errors import SourceError, reason_of
 from zarrfs.store.api import join_key, split_key
-from zarrfs.store.writing import RESERVED, NewFile, remove_abandoned
+from zarrfs.store.writing import RESERVED, NewFile, place_below, remove_abandoned, remove_below
 from zarrfs.system.beneath import BaseDirectory
 
 PREFIX = ".wh."
@@ -57,6 +58,28 @@ _OPAQUE, _PREFIX = os.fsencode(OPAQUE), os.fsencode(PREFIX)
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
+class _Lock:
+    """A lock on a directory, held until the object ends. Raise SourceError if another process has one."""
+
+    def __init__(self, path: str, directory: int, exclusive: bool) -> None:
+        self._descriptor = os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            fcntl.flock(self._descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            remedy = "end that first; each has an upper directory of its own"
+            holder = _holder(self._descriptor)
+            raise SourceError(path, f"is in use by another mount or program{holder}: {remedy}") from None
+        except OSError:  # a file system without locks
+            pass
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+
+# by (st_dev, st_ino): file systems of the Python library that write to one directory share its lock
+_exclusive: weakref.WeakValueDictionary[tuple[int, int], _Lock] = weakref.WeakValueDictionary()
+
+
 class UpperListing(NamedTuple):
     """The entries of an upper directory, and what it hides of the lower one."""
 
@@ -82,7 +105,7 @@ class Upper:
             missing = isinstance(exc, FileNotFoundError)
             remedy = f"; make the directory: mkdir {shlex.quote(path)}" if missing else ""
             raise SourceError(path, f"no upper directory: {reason_of(exc)}{remedy}") from exc
-        self._locked = -1
+        self._lock: _Lock | None = None
         try:
             if not plain and over is not None:
                 self._check_record(over)
@@ -92,26 +115,23 @@ class Upper:
 
     # -- locking
 
-    def lock(self, exclusive: bool) -> None:
-        """Lock out writers (with `exclusive`, readers too) until close() or the end of the process.
+    @property
+    def locked(self) -> bool:
+        """Whether lock() was called."""
+        return self._lock is not None
 
-        With `exclusive`, also write the record if it is missing. Raise SourceError if another mount holds the lock
-        (the message names its process, if known), or if the directory now belongs to another source, or cannot be
-        written.
+    def lock(self, exclusive: bool) -> None:
+        """Lock out writers (with `exclusive`, readers too) of other processes until close() or the end of this one.
+
+        With `exclusive`, also write the record if it is missing. Raise SourceError if another process holds the lock
+        (the message names it, if known), or if the directory now belongs to another source, or cannot be written.
         """
-        descriptor = os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._base.descriptor)
-        try:
-            fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = _holder(descriptor)
-            os.close(descriptor)
-            remedy = "unmount that first; each mount has an upper directory of its own"
-            raise SourceError(self.path, f"is in use by another mount{holder}: {remedy}") from None
-        except OSError:  # a file system without locks
-            pass
-        if self._locked >= 0:
-            os.close(self._locked)
-        self._locked = descriptor
+        status = os.fstat(self._base.descriptor)
+        identity = status.st_dev, status.st_ino
+        self._lock = None
+        self._lock = (exclusive and _exclusive.get(identity)) or _Lock(self.path, self._base.descriptor, exclusive)
+        if exclusive:
+            _exclusive[identity] = self._lock
         if exclusive:
             with contextlib.suppress(OSError):  # of another user, or on a read-only file system
                 remove_abandoned(self._base.descriptor)
@@ -129,9 +149,7 @@ class Upper:
 
     def close(self) -> None:
         """Release the lock and close descriptors."""
-        if self._locked >= 0:
-            os.close(self._locked)
-            self._locked = -1
+        self._lock = None
         self._base.close()
 
     def _write_record(self, record: dict[str, Any]) -> None:
@@ -180,6 +198,14 @@ class Upper:
     def create(self, mode: int) -> NewFile:
         """Return a new file, which has no name yet. Raise OSError."""
         return NewFile(self._base.descriptor, mode)
+
+    def place(self, new: NewFile, key: str) -> None:
+        """Give a new file its key, in place of a file there; make the directories above it. Raise OSError."""
+        place_below(new, self._base, os.fsencode(key))
+
+    def remove(self, key: str) -> None:
+        """Remove an entry; of a directory, all that is in it, too. Raise OSError."""
+        remove_below(self._base, os.fsencode(key))
 
     @contextlib.contextmanager
     def at(self, key: str) -> Iterator[tuple[int, bytes]]:

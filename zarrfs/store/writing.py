@@ -13,8 +13,11 @@ import errno
 import fcntl
 import os
 import secrets
+import shutil
+import stat
 import time
 
+from zarrfs.system.beneath import BaseDirectory
 from zarrfs.system.renaming import NOREPLACE, rename
 
 RESERVED = ".zarrfs-staging"
@@ -86,6 +89,58 @@ class NewFile:
             if descriptor >= 0:
                 os.close(descriptor)
         self.descriptor, self._directory, self._name = -1, -1, b""
+
+
+def place_below(new: NewFile, base: BaseDirectory, path: bytes) -> None:
+    """Give a file its path below `base`, in place of a file there, whose mode it takes. Make missing directories.
+
+    No link is followed. Raise OSError; IsADirectoryError if there is a directory.
+    """
+    above, _, name = path.rpartition(b"/")
+    directory = _made(base, above)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
+            if stat.S_ISREG(mode):  # a private value stays private
+                os.fchmod(new.descriptor, stat.S_IMODE(mode))
+        new.place(directory, name)
+    finally:
+        os.close(directory)
+
+
+def remove_below(base: BaseDirectory, path: bytes) -> None:
+    """Remove a file, a link, or a directory with everything in it. Raise OSError."""
+    above, _, name = path.rpartition(b"/")
+    directory = base.directory(above)
+    try:
+        os.unlink(name, dir_fd=directory)
+    except IsADirectoryError:
+        shutil.rmtree(name, dir_fd=directory)
+    finally:
+        os.close(directory)
+
+
+def _made(base: BaseDirectory, path: bytes) -> int:
+    """Open the directory `path`; make it, and those above it, if they are missing."""
+    missing: list[bytes] = []
+    while True:
+        try:
+            directory = base.directory(path)
+            break
+        except FileNotFoundError:
+            if not path:
+                raise
+        path, _, name = path.rpartition(b"/")
+        missing.append(name)
+    for name in reversed(missing):
+        above = directory
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, dir_fd=above)
+            directory = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+        finally:
+            os.close(above)
+    return directory
 
 
 def remove_abandoned(directory: int) -> None:
