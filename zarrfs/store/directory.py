@@ -136,18 +136,21 @@ class FileSystemStore(WritableStore):
         unit = status.f_frsize
         return Usage(status.f_blocks * unit, status.f_files, status.f_bavail * unit, status.f_favail)
 
-    async def set(self, key: str, value: Buffer) -> None:
+    async def set(self, key: str, value: Buffer, mode: int | None = None) -> None:
+        """Store a value; see WritableStore. `mode`: permission bits of a new file; else the umask decides."""
         path = _path_of_key(check_key(key))
         with writing(key):
-            await trio.to_thread.run_sync(self._set, path, value)
+            await trio.to_thread.run_sync(self._set, path, value, mode)
 
     async def delete(self, key: str) -> None:
         path = _path_of_key(check_key(key))
         with writing(key):
             await trio.to_thread.run_sync(remove_below, self._base, path)
 
-    def _set(self, path: bytes, value: Buffer) -> None:
+    def _set(self, path: bytes, value: Buffer, mode: int | None) -> None:
         with contextlib.closing(NewFile(self._base.descriptor)) as new:
+            if mode is not None:
+                os.fchmod(new.descriptor, mode)
             write_all(new.descriptor, value, 0)
             place_below(new, self._base, path)
 

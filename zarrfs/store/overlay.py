@@ -37,7 +37,7 @@ from zarrfs.store.upper import OPAQUE, RECORD, UNFINISHED, Upper, UpperListing, 
 from zarrfs.store.uri import file_uri
 from zarrfs.store.values import FileValue, open_sized
 from zarrfs.store.writing import RESERVED, NewFile
-from zarrfs.system.buffers import Buffer, write_all
+from zarrfs.system.buffers import Buffer
 from zarrfs.system.sparse import data_extents, keep_times, write_sparse
 
 log = logging.getLogger(__name__)
@@ -404,41 +404,40 @@ class Overlay(WrappingStore, WritableStore):
         await self.lower.aclose()
 
     async def set(self, key: str, value: Buffer) -> None:
-        self._prepare_writing(key)
-        with writing(key), contextlib.closing(self.upper.create(0o666)) as new:
-            await trio.to_thread.run_sync(write_all, new.descriptor, value, 0)
-            await self.change(lambda now: self._set(new, key, now), key)
+        with writing(key):
+            self._prepare_writing(key)
+            mode = await self.change(lambda now: self._make_room(key, now), key)
+        await self.upper.files.set(key, value, mode)
 
-    def _set(self, new: NewFile, key: str, now: Now) -> None:
+    def _make_room(self, key: str, now: Now) -> int | None:
+        """Check that a value may be set, copy up directories above it; return the mode of a lower file there."""
+        mode = None
         with contextlib.suppress(NotFound):
             found = now.find(key)
             if found.is_directory:
                 raise IsDirectory(key)
-            if found.info is not None:
-                os.fchmod(new.descriptor, ordinary_mode(found.info))
+            mode = found.info and ordinary_mode(found.info)
         parent = split_key(key)[0]
         while parent:
-            try:
+            with contextlib.suppress(NotFound):
                 if not now.find(parent).is_directory:
                     raise NotDirectory(parent)
+                now.make_parents(join_key(parent, "x"))
                 break
-            except NotFound:
-                parent = split_key(parent)[0]  # the missing directories are made below
-        if parent:
-            now.make_parents(join_key(parent, "x"))
-        self.upper.place(new, key)
+            parent = split_key(parent)[0]  # set() makes the missing ones
+        return mode
 
     async def delete(self, key: str) -> None:
-        self._prepare_writing(key)
-
-        def remove(now: Now) -> None:
+        def hide(now: Now) -> bool:
             found = now.find(key)
             now.hide_lower(key)
-            if found.status is not None:
-                self.upper.remove(key)
+            return found.status is not None
 
         with writing(key):
-            await self.change(remove, key)
+            self._prepare_writing(key)
+            in_upper = await self.change(hide, key)
+        if in_upper:
+            await self.upper.files.delete(key)
 
     def _prepare_writing(self, key: str) -> None:
         for name in check_key(key).split("/"):

@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 
 from zarrfs.errors import SourceError, reason_of
 from zarrfs.store.api import join_key, split_key
-from zarrfs.store.writing import RESERVED, NewFile, place_below, remove_abandoned, remove_below
+from zarrfs.store.directory import FileSystemStore
+from zarrfs.store.writing import RESERVED, NewFile, remove_abandoned
 from zarrfs.system.beneath import BaseDirectory
 
 PREFIX = ".wh."
@@ -105,12 +106,13 @@ class Upper:
             missing = isinstance(exc, FileNotFoundError)
             remedy = f"; make the directory: mkdir {shlex.quote(path)}" if missing else ""
             raise SourceError(path, f"no upper directory: {reason_of(exc)}{remedy}") from exc
+        self.files = FileSystemStore(f"/proc/self/fd/{self._base.descriptor}")  # whole values are written through it
         self._lock: _Lock | None = None
         try:
             if not plain and over is not None:
                 self._check_record(over)
         except BaseException:
-            self._base.close()
+            self.close()
             raise
 
     # -- locking
@@ -150,6 +152,7 @@ class Upper:
     def close(self) -> None:
         """Release the lock and close descriptors."""
         self._lock = None
+        self.files.close()
         self._base.close()
 
     def _write_record(self, record: dict[str, Any]) -> None:
@@ -198,14 +201,6 @@ class Upper:
     def create(self, mode: int) -> NewFile:
         """Return a new file, which has no name yet. Raise OSError."""
         return NewFile(self._base.descriptor, mode)
-
-    def place(self, new: NewFile, key: str) -> None:
-        """Give a new file its key, in place of a file there; make the directories above it. Raise OSError."""
-        place_below(new, self._base, os.fsencode(key))
-
-    def remove(self, key: str) -> None:
-        """Remove an entry; of a directory, all that is in it, too. Raise OSError."""
-        remove_below(self._base, os.fsencode(key))
 
     @contextlib.contextmanager
     def at(self, key: str) -> Iterator[tuple[int, bytes]]:
