@@ -195,6 +195,7 @@ class Overlay(WrappingStore, WritableStore):
         for key in keys:
             if not self.lacks(key) and not self.upper.covers(key, itself=False):
                 now.infos[key] = await self._info_below(key)
+        steps = self._steps
         while True:
             if self._steps != steps:
                 now.absent.clear()  # others may have changed the upper directory while this one awaited
@@ -416,7 +417,8 @@ class Overlay(WrappingStore, WritableStore):
             found = now.find(key)
             if found.is_directory:
                 raise IsDirectory(key)
-            mode = found.info and ordinary_mode(found.info)
+            if found.info is not None and found.info.kind is Kind.FILE:
+                mode = ordinary_mode(found.info)
         parent = split_key(key)[0]
         while parent:
             with contextlib.suppress(NotFound):
