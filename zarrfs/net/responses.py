@@ -24,6 +24,7 @@ class Entry(NamedTuple):
     html: bool = False  # an HTML page, which may be the listing of a directory
     strong: bool = False  # the tag is a strong ETag: it changes whenever any byte does
     rough: bool = False  # from an HTML listing: exact enough for stat(2), but not usable as a version
+    identity: int | None = None  # of the version, if an earlier entry of it had fewer attributes; see store/remote.py
 
 
 class Fetched(NamedTuple):

@@ -13,7 +13,7 @@ import bisect
 import logging
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import trio
@@ -23,7 +23,6 @@ from zarrfs.store.api import join_key, key_rule, split_key
 
 log = logging.getLogger(__name__)
 
-_NO_ONE: Mapping[str, int] = {}
 _MOST = 250_000  # names of which listings are remembered, and as many of which single answers are
 _HIDDEN_ENDS = ("~", "#", ",v", ",t")
 
@@ -32,7 +31,6 @@ class Known(NamedTuple):
     """An answer: the entry of a name, or that the name is absent."""
 
     entry: Entry | None  # None: the name is absent
-    identity: int | None = None  # as Info.identity: kept until a later entry shows another value
     seen: float = 0.0  # when it was requested, on trio's clock
 
 
@@ -42,13 +40,10 @@ class Listing:
     Else it is incomplete: its names are those up to the last key of a flat listing in progress.
     """
 
-    __slots__ = ("asked", "counted", "entries", "flat", "identities", "order")
+    __slots__ = ("asked", "counted", "entries", "flat", "order")
 
-    def __init__(
-        self, asked: float, entries: dict[str, Entry], identities: Mapping[str, int] = _NO_ONE,
-        flat: FlatListing | None = None,
-    ) -> None:  # fmt: skip
-        self.asked, self.entries, self.identities, self.flat = asked, entries, identities, flat
+    def __init__(self, asked: float, entries: dict[str, Entry], flat: FlatListing | None = None) -> None:
+        self.asked, self.entries, self.flat = asked, entries, flat
         self.order: list[str] = []  # the names, sorted, once it is complete
         self.counted = 0  # names, when it was stored
 
@@ -114,7 +109,7 @@ class Names:
             if known.entry is not None or known is single or not (self._may_omit and may_be_hidden(name)):
                 return known
         if own is not None and own.entries and (single is None or single.seen < own.asked):
-            return Known(Entry(name, True), None, own.asked)
+            return Known(Entry(name, True), own.asked)
         return single
 
     def children(self, directory: str, listing: Listing, after: str = "") -> Iterator[tuple[str, Known]]:
@@ -139,12 +134,12 @@ class Names:
         if single is not None and single.entry is not None:
             return single
         entry = None if listing is None else listing.entries.get(name)
-        return None if listing is None or entry is None else Known(entry, listing.identities.get(name), listing.asked)
+        return None if listing is None or entry is None else Known(entry, listing.asked)
 
-    def put(self, key: str, entry: Entry | None, identity: int | None, asked: float) -> Known:
+    def put(self, key: str, entry: Entry | None, asked: float) -> Known:
         """Store the answer about a key that was requested at `asked`, unless a younger one is known."""
         parent, name = split_key(key)
-        known = Known(entry and entry._replace(name=name, html=False), identity, asked)
+        known = Known(entry and entry._replace(name=name, html=False), asked)
         was = self._singles.get(parent, {}).get(name)
         if was is None or was.seen <= asked:
             self._set(parent, name, known)
@@ -193,7 +188,7 @@ def _younger(name: str, listing: Listing, single: Known | None) -> Known:
         unsized = entry is not None and entry.size is None and not entry.directory
         if unsized and single.entry is not None and not single.entry.directory:
             return single
-    return Known(entry, listing.identities.get(name), listing.asked)
+    return Known(entry, listing.asked)
 
 
 class FlatListing:
@@ -215,7 +210,7 @@ class FlatListing:
         self._ends: deque[bytes] = deque()  # the last key of each page
 
     def _begin(self, asked: float) -> Listing:
-        return Listing(asked, {}, flat=self)
+        return Listing(asked, {}, self)
 
     def pages_after(self, directory: str) -> int:
         """Return how many pages it is ahead of a reader that has come to `directory`."""

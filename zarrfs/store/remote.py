@@ -265,16 +265,13 @@ class FsspecStore(Store):
         if not self._marks:
             await self._tell_directories(prefix, found)
             asked = trio.current_time()  # so that a name that is listed stays so, even if its value was not found
-        identities: dict[str, int] = {}
         for name, entry in found.items():
             was = self.names.last(join_key(prefix, name))
             exact = was is not None and was.entry is not None and not was.entry.rough and was.entry.size == entry.size
             if entry.rough and exact:  # keep the earlier attributes
                 entry = entry._replace(size=None)
-            found[name], identity = self._identified(was, entry)
-            if identity is not None:
-                identities[name] = identity
-        return self.names.put_listing(prefix, Listing(asked, found, identities))
+            found[name] = self._identified(was, entry)
+        return self.names.put_listing(prefix, Listing(asked, found))
 
     async def _tell_directories(self, prefix: str, found: dict[str, Entry]) -> None:
         """Request the entries without a size, which may be directories: not all web servers mark these in listings."""
@@ -416,7 +413,7 @@ class FsspecStore(Store):
         except ReadError as exc:
             # missing_status= says which statuses mean absence; without a status, TargetMissing means it
             if isinstance(exc, TargetMissing) if exc.status is None else exc.status in self._missing:
-                self.names.put(key, None, None, asked)
+                self.names.put(key, None, asked)
                 raise NotFound(key) from None
             raise
         if _is_page(key, entry):
@@ -428,7 +425,7 @@ class FsspecStore(Store):
             raise ReadError(key, "the server does not state its size")
         if entry.tag is None and entry.mtime_ns is None and not (entry.directory or self.immutable):
             note_unversioned(system.host(path), system.shown(path))
-        return self.names.put(key, *self._identified(self.names.last(key), entry), asked)
+        return self.names.put(key, self._identified(self.names.last(key), entry), asked)
 
     def _may_look(self, key: str, system: System, path: str) -> bool:
         """Return whether to stat a value by fetching its beginning: that comes with a version, and is not cached."""
@@ -439,20 +436,15 @@ class FsspecStore(Store):
         block = self.files.first_block(system, path, 0, entry.size, entry)
         return system.sends_versions and not self.files.blocks.cache.has(block.key)
 
-    def _identified(self, known: Known | None, entry: Entry) -> tuple[Entry, int | None]:
-        """Return (entry, identity).
-
-        If `known` may be of the same version, its tag and time complete the entry, and its identity is kept.
-        """
+    def _identified(self, known: Known | None, entry: Entry) -> Entry:
+        """Return the entry; if `known` may be of the same version, with its tag, time and identity."""
         was = None if known is None else known.entry
-        if known is None or was is None or self.immutable or entry.size is None or not _same(was, entry):
-            return entry, None
-        identity = _identity(was) if known.identity is None else known.identity
-        if entry.tag is None:
-            entry = entry._replace(tag=was.tag, strong=was.strong)
+        if was is None or self.immutable or entry.size is None or not _same(was, entry):
+            return entry
+        tagged = entry if entry.tag is not None else entry._replace(tag=was.tag, strong=was.strong)
         if was.rough:  # keep the time that stat(2) has reported
-            entry = entry._replace(mtime_ns=was.mtime_ns, rough=entry.tag is None)
-        return entry, identity
+            tagged = tagged._replace(mtime_ns=was.mtime_ns, rough=tagged.tag is None)
+        return tagged if _identity(tagged) == _identity(was) else tagged._replace(identity=_identity(was))
 
     # -- listings ahead of a reader that walks a tree
 
@@ -511,9 +503,7 @@ class FsspecStore(Store):
         assert entry is not None
         if entry.directory:
             return Info(name, Kind.DIRECTORY, 0, None, entry.mtime_ns)
-        identity = None if self.immutable else known.identity
-        if identity is None and not self.immutable and entry.size is not None:
-            identity = _identity(entry)
+        identity = None if self.immutable or entry.size is None else _identity(entry)
         return Info(name, Kind.FILE, entry.size, None, entry.mtime_ns, identity=identity)
 
 
@@ -537,7 +527,11 @@ def _lacks_size(known: Known) -> bool:
 
 def _identity(entry: Entry) -> int:
     """Return a number that identifies a version of a value in this process."""
-    return hash((entry.size, entry.tag, None if entry.rough else _second(entry)))
+    return (
+        entry.identity
+        if entry.identity is not None
+        else hash((entry.size, entry.tag, None if entry.rough else _second(entry)))
+    )
 
 
 def _second(entry: Entry) -> int | None:

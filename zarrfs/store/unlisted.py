@@ -326,7 +326,7 @@ class UnlistedStore(WrappingStore):
     async def _read(self, key: str) -> _Document:
         data, refused, names = None, False, self._store.names
         before = names.get(key)
-        given = Known(None, None, trio.current_time() if before is None else before.seen)
+        given = Known(None, trio.current_time() if before is None else before.seen)
         try:
             await self._store.look(key, page=True)
             # before the bytes are read, which may be of a later version
