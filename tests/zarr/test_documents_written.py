@@ -77,10 +77,6 @@ def test_features_missing_in_v3_are_refused(about: dict[str, Any]) -> None:
             "shape": [4, 4, 4], "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 2, 2]}},
             "codecs": [{"name": "transpose", "configuration": {"order": [1, 2, 0]}}, "bytes"], "data_type": "int8",
         },
-        {"codecs": [
-            {"name": "numcodecs.delta", "configuration": {"dtype": "<i4"}},
-            {"name": "bytes", "configuration": {"endian": "big"}},
-        ]},
     ],
 )  # fmt: skip
 def test_features_missing_in_v2_are_refused(about: dict[str, Any]) -> None:

@@ -31,11 +31,13 @@ def translate(array: ArrayMetadata, version: Version) -> Translation:
     if version == 2:
         inner = _inner(array)
         shown = inner or array
+        if array.generation == "v3":
+            _check_filters(shown, version)
         return Translation(v2.array_json(shown), v2.chunk_keys(shown), inner.grid if inner else None)
     keys = v3.chunk_keys(array)
     if array.generation == "v3":
         return Translation({} if keys == array.keys else {"chunk_key_encoding": v3.encoding(keys)}, keys)
-    _check_filters(array)
+    _check_filters(array, version)
     return Translation(v3.array_json(array), keys)
 
 
@@ -48,21 +50,25 @@ def _inner(array: ArrayMetadata) -> ArrayMetadata | None:
     return inner_array(array)
 
 
-def _check_filters(array: ArrayMetadata) -> None:
-    """Raise MetadataError for a filter that zarr-python applies to other items in v3 than in v2.
+def _check_filters(array: ArrayMetadata, version: Version) -> None:
+    """Raise MetadataError for a filter that readers of `version` would apply to other items than those of its source.
 
-    In v2, a filter reinterprets bytes as its own items; in v3, it gets the numbers of the array. zarr-python 3.1 also
-    takes the encoded items for those of the array if quantize changes their size, or if the array has single bytes.
+    In v2, a filter reinterprets bytes as its own items, and the next codec gets them in its byte order; in v3, it gets
+    the numbers of the array. zarr-python 3.1 also takes the encoded items for those of the array if quantize changes
+    their size, or if the array has single bytes.
     """
     current = array.dtype
     for name, configuration, _shards in array.codecs:
         short = name.removeprefix(PREFIX)
+        if name == "bytes" and current.endian not in (None, configuration.get("endian", current.endian)):
+            raise MetadataError("filters followed by a change of byte order, which Zarr v2 does not have")
         if short not in CONVERTING:
             continue
         text = configuration.get("decode_dtype", configuration.get("dtype"))
         if text is not None and dtypes.parse_v2(text) != current:
             raise MetadataError(f"codec {short} for items of {text}, which the array does not have")
-        coded = filtered(short, configuration, current)
-        if coded.itemsize > array.dtype.itemsize == 1 or (short == "quantize" and coded.itemsize != current.itemsize):
+        coded, size = filtered(short, configuration, current), current.itemsize
+        misread = coded.itemsize > array.dtype.itemsize == 1 or (short == "quantize" and coded.itemsize != size)
+        if version == 3 and misread:
             raise MetadataError(f"codec {short} changes the size of items, which readers of Zarr v3 do not expect")
         current = coded

@@ -138,20 +138,9 @@ def _codecs(array: ArrayMetadata) -> tuple[str, list[JSON], JSON]:
         filters.append(codec)
     if not any(spec.name == "bytes" or spec.name.removeprefix(PREFIX) in ARRAY_TO_BYTES for spec in rest):
         raise MetadataError("no codec that makes bytes of the array")
-    if array.generation == "v3" and rest[0].name.startswith(PREFIX) and any(map(_is_big_endian, rest)):
-        raise MetadataError("filters followed by a change of byte order, which Zarr v2 does not have")
     last = rest[-1].name.removeprefix(PREFIX)
     compressor = None if last == "bytes" or last in OBJECT_CODECS else filters.pop()
     return order, filters, compressor
-
-
-def _is_big_endian(spec: CodecSpec) -> bool:
-    """Return whether a codec stores items as big-endian, or is a filter made for such items.
-
-    v2 stores the output of a filter in the byte order of the filter's own types.
-    """
-    types = (spec.configuration.get(name) for name in ("dtype", "astype", "decode_dtype", "encode_dtype"))
-    return spec.configuration.get("endian") == "big" or any(str(value).startswith(">") for value in types)
 
 
 def _numcodec(spec: CodecSpec) -> dict[str, JSON]:
