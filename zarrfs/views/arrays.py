@@ -43,7 +43,7 @@ class ArraysView(View):
         taken = {name for name in names if name.endswith(_SUFFIXES)}
         # an entry has the name of its child, perhaps with a suffix: it may follow `after` if that starts with the name
         names = sorted(name for name in names if name >= after or after.startswith(name))
-        ahead = {name: self.entry(name, file) for name, file in self._own_files(group)}
+        ahead = {name: self.entry(name, file) for name, file in self._own_files(group).items()}
         for start in range(0, len(names), _AT_ONCE):
             batch = names[start : start + _AT_ONCE]
             for name in sorted(name for name in ahead if name < batch[0]):
@@ -69,7 +69,7 @@ class ArraysView(View):
             return group
         if rest or (group.childless and prefix):
             raise NotFound(key)
-        found = dict(self._own_files(group)).get(name)
+        found = self._own_files(group).get(name)
         if not group.childless:
             child = await self.hierarchy.node(key)
             if child is not None and not child.childless:
@@ -82,23 +82,23 @@ class ArraysView(View):
             raise NotFound(key)
         return found
 
-    def _own_files(self, group: Node) -> list[tuple[str, File]]:
+    def _own_files(self, group: Node) -> dict[str, File]:
         """Return the files of a directory that are not of a child: those of a root array, or a group's attributes."""
-        made: list[tuple[str, File | None]] = []
-        if group.may_be_array and not group.path:
-            made = [(ROOT + suffix, self._file(group, suffix)) for suffix in _SUFFIXES]
-        if group.broken and not group.childless:
-            made.append((ATTRIBUTES, text_file(group, b"")))
-        if group.may_be_array:
-            return [(name, file) for name, file in made if file is not None]
+        found: dict[str, File | None] = {}
         attributes = group.metadata.attributes if group.metadata is not None else {}
-        if group.problem is not None:
+        if group.may_be_array:
+            if not group.path:
+                found = {ROOT + suffix: self._file(group, suffix) for suffix in _SUFFIXES}
+            if not group.childless:  # a bad document, perhaps of a group
+                found[ATTRIBUTES] = text_file(group, b"")
+        elif group.problem is not None:
             self.leave_out(group.path, group.problem)
-        try:
-            return [(ATTRIBUTES, text_file(group, _json(dict(attributes))))] if attributes else []
-        except MetadataError as exc:
-            self.leave_out(group.path, f"{ATTRIBUTES}: {exc}")
-            return []
+        elif attributes:
+            try:
+                found[ATTRIBUTES] = text_file(group, _json(dict(attributes)))
+            except MetadataError as exc:
+                self.leave_out(group.path, f"{ATTRIBUTES}: {exc}")
+        return {name: file for name, file in found.items() if file is not None}
 
     async def _entries_of(self, group: Node, name: str, taken: set[str]) -> list[Info]:
         """Return the entries of the child `name` of a group; `taken`: names of children that its files might have."""

@@ -167,23 +167,15 @@ class Hierarchy:
 
     async def _looked_up(self, group: Node) -> AsyncIterator[Node]:
         """Yield the children of a group, which are looked up concurrently if the store is remote."""
-        batch: list[str] = []
-        async for info in self.children(group):
-            batch.append(join_key(group.path, info.name))
-            if not self._remote or len(batch) == _AT_ONCE:
-                async for node in self._all(batch):
+        paths = [join_key(group.path, info.name) async for info in self.children(group)]
+        at_once = _AT_ONCE if self._remote else 1
+        for start in range(0, len(paths), at_once):
+            batch = paths[start : start + at_once]
+            if self._remote:
+                await for_each(self._at, batch)
+            for path in batch:
+                if (node := await self._at(path)) is not None:
                     yield node
-                batch = []
-        async for node in self._all(batch):
-            yield node
-
-    async def _all(self, paths: list[str]) -> AsyncIterator[Node]:
-        if len(paths) > 1:
-            await for_each(self._at, paths)
-        for path in paths:
-            node = await self._at(path)
-            if node is not None:
-                yield node
 
     # -- one node, without a look at the nodes above it
 
