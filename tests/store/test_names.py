@@ -169,6 +169,18 @@ def test_a_lookup_begins_the_listing_and_a_directory_may_come_after_names_that_b
     using(bucket, check)
 
 
+def test_an_empty_listing_does_not_make_a_value_absent(bucket: Bucket) -> None:
+    """Some servers answer so for what may be read but not listed."""
+    bucket.keys, bucket.fault = ["x/a/1", "x/b"], lambda number, found, more: (200, [], False)
+
+    async def check(store: FsspecStore) -> None:
+        for key in ("b", "a/1"):
+            assert bytes(await store.get(key)) == b"abc"
+        assert await state(store, "c") is None
+
+    using(bucket, check)
+
+
 def test_keys_that_are_no_paths_do_not_hide_the_directory_before_them(bucket: Bucket) -> None:
     present = [f"{directory}/{number}" for directory in "abcd" for number in range(10)]
     bucket.keys = sorted([f"x/{key}" for key in present] + [f"x/e//{number:03}" for number in range(100)])

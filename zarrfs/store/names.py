@@ -48,9 +48,10 @@ class Listing:
         self.counted = 0  # names, when it was stored
 
     def tells(self, key: str, name: str) -> bool:
-        """Return whether it says if a key exists."""
+        """Return whether it says if a key exists; an empty one does not, which may stand for a missing permission."""
         # keys below a directory sort before the name and "0"
-        return self.flat is None or name in self.entries or encoded(f"{key}0") <= encoded(self.flat.after)
+        passed = self.flat is None or encoded(f"{key}0") <= encoded(self.flat.after)
+        return name in self.entries or (passed and bool(self.entries))
 
 
 def encoded(key: str) -> bytes:
