@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MAX_REGION = 64 << 20  # bytes of the largest blob
 MAX_INLINE = 256 << 20  # bytes of the largest file in a document, which is encoded in memory
 _TOGETHER = 8 << 20  # bytes that are read, and then hashed and written by threads
+_ENTRY = 8 << 10  # bytes that an entry counts besides its data
 _THREADS = 2
 
 
@@ -38,50 +39,69 @@ async def write_archive(
     Files of more than `inline` bytes are cut into `blobs` of up to `region` bytes. Raise UsageError if one of them
     needs a blob and `blobs` is None.
     """
-    empty, first, last = True, *((b"{", b"}") if dictionary else (b"[", b"]"))
+    first, last = (b"{", b"}") if dictionary else (b"[", b"]")
+    mark = first + b"\n"
+    waiting: list[tuple[str, dict[str, Any]]] = []  # entries that are not written yet
+    held: list[tuple[list[object], Buffer]] = []  # regions [offset, size] without their blobref, and their bytes
+    room = _TOGETHER
+
+    def put() -> None:
+        nonlocal room
+        room = _TOGETHER
+        if blobs is not None and held:
+            for (part, _), name in zip(held, blobs.put([data for _, data in held]), strict=True):
+                part.append(name)
+            held.clear()
+
+    def flush() -> None:
+        nonlocal mark
+        put()
+        for key, fields in waiting:
+            start = orjson.dumps(key) + b":" if dictionary else b""
+            write(mark + start + orjson.dumps(fields if dictionary else {"path": key, **fields}))
+            mark = b",\n"
+        waiting.clear()
+
     async for entry in entries:
         fields: dict[str, Any] = {"mode": FILE_TYPES[entry.kind] | entry.mode}
+        waiting.append((entry.key, fields))
+        room -= _ENTRY
         if entry.mtime_ns is not None:
             fields["mtime"] = entry.mtime_ns // 10**9
         if entry.kind is Kind.SYMLINK:
             fields["data"] = entry.target
         elif entry.kind is Kind.FILE:
-            size = await tree.size(entry)
-            fields |= {"size": size, **await _content(tree, entry, size, blobs, inline, region)}
-        mark, empty = first + b"\n" if empty else b",\n", False
-        if dictionary:
-            write(mark + orjson.dumps(entry.key) + b":" + orjson.dumps(fields))
-        else:
-            write(mark + orjson.dumps({"path": entry.key, **fields}))
-    write(first + last + b"\n" if empty else b"\n" + last + b"\n")
+            fields["size"] = size = await tree.size(entry)
+            extents = await tree.extents(entry, size)  # none if it is empty or a single hole
+            if extents and size <= inline:
+                room -= size
+                fields |= _inline(bytes(await tree.read(entry, 0, size)))
+            elif extents:
+                if blobs is None:
+                    where = "name a directory for it (--blobs), or a larger --inline-threshold"
+                    raise UsageError(f"{entry.key}: {size:,} bytes, which go to a blob: {where}")
+                fields |= {"encoding": "blobvec", "data": (parts := [])}
+                # cut from the start of each extent, as Flux does, so that the same files have the same blobs
+                for at, end in [(at, stop) for start, stop in extents for at in range(start, stop, region)]:
+                    data = await tree.read(entry, at, min(at + region, end))
+                    part: list[object] = [at, len(data)]
+                    parts.append(part)
+                    held.append((part, data))
+                    room -= len(data)
+                    if room <= 0:
+                        put()
+        if room <= 0 or len(waiting) > _TOGETHER // _ENTRY:
+            flush()
+    flush()
+    write(first + last + b"\n" if mark == first + b"\n" else b"\n" + last + b"\n")
 
 
-async def _content(
-    tree: Tree, entry: Entry, size: int, blobs: BlobDirectory | None, inline: int, region: int
-) -> dict[str, Any]:
-    """Return the fields `encoding` and `data` of a file; no fields if it is empty or a single hole."""
-    extents = await tree.extents(entry, size)
-    if not extents:
-        return {}
-    if size <= inline:
-        data = bytes(await tree.read(entry, 0, size))
-        if b"\0" not in data:  # RFC 37 allows NUL in text, but Flux then refuses the whole archive
-            with contextlib.suppress(UnicodeDecodeError):
-                return {"encoding": "utf-8", "data": data.decode()}
-        return {"encoding": "base64", "data": base64.b64encode(data).decode()}
-    if blobs is None:
-        where = "name a directory for it (--blobs), or a larger --inline-threshold"
-        raise UsageError(f"{entry.key}: {size:,} bytes, which go to a blob: {where}")
-    blobvec: list[list[object]] = []
-    # cut from the start of each extent, as Flux does, so that the same files have the same blobs
-    regions = [(at, min(at + region, stop)) for start, stop in extents for at in range(start, stop, region)]
-    count = max(1, min(8, _TOGETHER // region))
-    for at in range(0, len(regions), count):
-        part = regions[at : at + count]
-        pieces = [await tree.read(entry, start, stop) for start, stop in part]
-        names = blobs.put(pieces)
-        blobvec += ([start, stop - start, name] for (start, stop), name in zip(part, names, strict=True))
-    return {"encoding": "blobvec", "data": blobvec}
+def _inline(data: bytes) -> dict[str, str]:
+    """Return the fields `encoding` and `data` of a file in the document."""
+    if b"\0" not in data:  # RFC 37 allows NUL in text, but Flux then refuses the whole archive
+        with contextlib.suppress(UnicodeDecodeError):
+            return {"encoding": "utf-8", "data": data.decode()}
+    return {"encoding": "base64", "data": base64.b64encode(data).decode()}
 
 
 def archive_rule(entry: Entry) -> str | None:
