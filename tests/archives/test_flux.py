@@ -11,7 +11,6 @@ import pytest
 import trio
 
 from tests.archives.compiled import blobref, file
-from tests.conftest import run as zarrfs
 from tests.fakeflux import FakeFlux
 from tests.sources.opening import open_source
 from zarrfs.config.options import Options
@@ -103,10 +102,3 @@ def test_a_file_whose_name_begins_with_flux(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     Path("flux:x").write_text("[]")
     assert plan_source("./flux:x", Options()).kind == "archive"
-
-
-def test_check_reads_the_blobs_of_an_archive_of_flux(flux: FakeFlux) -> None:
-    (flux.root / "content" / blobref(LARGE)).write_bytes(LARGE[::-1])
-    done = zarrfs("check", "flux:main", env=flux.environment())
-    assert done.returncode != 0
-    assert "wrong hash" in done.stdout + done.stderr

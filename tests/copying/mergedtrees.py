@@ -1,31 +1,35 @@
-"""Random merged trees: a source, changes to it that are made without a mount, and a plain model of the result."""
+"""A merged tree: a source of any kind, changes of every kind to it that are made without a mount, and the result."""
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import trio
-from hypothesis import strategies as st
 
-from tests.references.refsets import KEYS, TARGET, random_sets
 from zarrfs.config.options import Options
 from zarrfs.documents.plan import Plan
-from zarrfs.errors import IsDirectory, NotDirectory
 from zarrfs.sources import open_plan, plan_source
-from zarrfs.store.api import Kind, Store, join_key, split_key
+from zarrfs.store.api import Kind, Store, join_key
 from zarrfs.store.overlay import Overlay
 
-Model = dict[str, bytes | str | None]  # a file's bytes, a link's target, None for a directory
-Operation = tuple[Any, ...]
-
 SECOND = 10**9
-_TIMES = st.integers(-(2**31), 2**33)
-_DATA = st.binary(max_size=40) | st.binary(min_size=1, max_size=1).map(lambda one: one * 3000)
+TARGET = bytes(range(256)) * 4
+TARGETS = ["d%20 e", "hh::i"]  # names of files with TARGET, which look like encoded and chained URLs
+BEFORE = {  # bytes, or (start, stop) of TARGET
+    "a/b": b"1", "a/c": (3, 103), "a/é x": (0, len(TARGET)), "a-": b"", "d/e": b"3", "f": b"4", "g/h": b"5" * 3000,
+    "g/i/j": (7, 9), ".zgroup": b'{"zarr_format": 2}',
+}  # fmt: skip
+PATCHED = 300_000  # offset of a byte that is written to a/c, behind a hole
+AFTER: dict[str, bytes | str | None] = {  # a file's bytes, a link's target, None for a directory
+    "a": None, "a/b": b"changed", "a/c": TARGET[3:103].ljust(PATCHED, b"\0") + b"!", "a/é x": TARGET, "a-": b"",
+    "f": None, "f/new": b"in a directory where a file was", "g": None, "g/h": b"5" * 3000, "g/i": None,
+    "g/i/j": TARGET[7:9], ".zgroup": b'{"zarr_format": 2}', "empty": None, "link\x1b": "nowhere\n",
+    "n": None, "n/日 b": b"new" * 3000,
+}  # fmt: skip
 
 
 class Shown(NamedTuple):
@@ -37,40 +41,13 @@ class Shown(NamedTuple):
     mtime_ns: int | None
 
 
-def operations() -> st.SearchStrategy[list[Operation]]:
-    """Generate lists of changes, some of which are impossible."""
-    kinds: list[st.SearchStrategy[Operation]] = [
-        st.tuples(st.just("set"), KEYS, _DATA),
-        st.tuples(st.just("delete"), st.integers(0, 99)),
-        st.tuples(st.just("mkdir"), KEYS, st.sampled_from([0o755, 0o700, 0o2775])),
-        st.tuples(
-            st.just("patch"), st.integers(0, 99), st.integers(0, 300_000), st.binary(max_size=9),
-            st.sampled_from([0o644, 0o400, 0o4755]), _TIMES,
-        ),
-        st.tuples(st.just("link"), KEYS, st.sampled_from(["a", "../x", "/é", "b c"])),
-    ]  # fmt: skip
-    return st.lists(st.one_of(kinds), max_size=10)
-
-
-def model_of(entries: dict[str, Any]) -> Model:
-    """Return the model of a reference set, `entries` of refsets.random_sets()."""
-    model: Model = {}
-    for key, value in entries.items():
-        _add_above(model, key)
-        if isinstance(value, bytes):
-            model[key] = value
-        else:
-            offset, length = value[1:] or (0, len(TARGET))
-            model[key] = TARGET[offset : offset + length]
-    return model
-
-
-def write_source(place: Path, kind: str, entries: dict[str, Any]) -> Path:
-    """Write the reference set `entries` as a source of `kind` with the same content; return its path."""
-    files = {key: value for key, value in model_of(entries).items() if isinstance(value, bytes)}
+def write_source(place: Path, kind: str) -> Path:
+    """Write BEFORE as a source of `kind`; return its path."""
+    for name in TARGETS:
+        (place / name).write_bytes(TARGET)
+    files = {key: value if isinstance(value, bytes) else TARGET[slice(*value)] for key, value in BEFORE.items()}
     path = place / "source"
     if kind == "zarr":
-        path.mkdir()
         for key, data in files.items():
             (path / key).parent.mkdir(parents=True, exist_ok=True)
             (path / key).write_bytes(data)
@@ -81,16 +58,43 @@ def write_source(place: Path, kind: str, entries: dict[str, Any]) -> Path:
     ]
     if kind == "references":
         document = {"version": 1, "refs": {}}
-        for key, value in entries.items():
-            inline = isinstance(value, bytes)
-            document["refs"][key] = "base64:" + base64.b64encode(value).decode() if inline else value
+        for number, (key, value) in enumerate(BEFORE.items()):
+            if isinstance(value, bytes):
+                document["refs"][key] = "base64:" + base64.b64encode(value).decode()
+            else:
+                document["refs"][key] = [str(place / TARGETS[number % 2]), value[0], value[1] - value[0]]
     path.write_text(json.dumps(document))
     return path
 
 
-def sets(urls: list[str]) -> st.SearchStrategy[dict[str, Any]]:
-    """Generate reference sets whose URLs have no template."""
-    return random_sets([url for url in urls if "{" not in url])
+def changed_source(place: Path, kind: str) -> Path:
+    """Write a source of `kind`, and to `upper` the changes that make it AFTER; return the source."""
+    upper = place / "upper"
+    upper.mkdir()
+    source = write_source(place, kind)
+
+    async def make() -> None:
+        overlay, _plan = opened(source, upper)
+        overlay.upper.lock(True)  # writes the record, as a mount does
+        await overlay.set("a/b", b"changed")
+        await overlay.delete("d")
+        await overlay.delete("f")
+        await overlay.set("f/new", b"in a directory where a file was")
+        await overlay.copy_up("g")
+        os.chmod(upper / "g", 0o700)
+        await overlay.copy_up("a/c")
+        descriptor = overlay.upper.open("a/c", os.O_RDWR)
+        os.pwrite(descriptor, b"!", PATCHED)
+        os.close(descriptor)
+        os.chmod(upper / "a/c", 0o4400)
+        os.utime(upper / "a/c", ns=(0, -5 * SECOND + 5))
+        await overlay.set("n/日 b", b"new" * 3000)
+        os.mkdir(upper / "empty")
+        os.symlink("nowhere\n", upper / "link\x1b")
+        await overlay.aclose()
+
+    trio.run(make)
+    return source
 
 
 def opened(path: Path, upper: Path, **options: Any) -> tuple[Overlay, Plan]:
@@ -107,67 +111,6 @@ def changed(upper: Path, source: Path) -> None:
     overlay, _plan = opened(source, upper)
     overlay.upper.lock(True)
     trio.run(overlay.aclose)
-
-
-async def change(overlay: Overlay, model: Model, operation: Operation) -> None:
-    """Make a change to the overlay and to the model; an impossible one changes neither."""
-    name, *rest = operation
-    if name == "set":
-        key, data = rest
-        above = ["/".join(key.split("/")[:depth]) for depth in range(1, key.count("/") + 1)]
-        possible = model.get(key, b"") is not None and all(model.get(at) is None for at in above)
-        with contextlib.suppress(IsDirectory, NotDirectory):
-            await overlay.set(key, data)
-            assert possible
-            _add_above(model, key)
-            model[key] = data
-            return
-        assert not possible
-    elif name in ("mkdir", "link"):
-        key, what = rest
-        parent = split_key(key)[0]
-        if key in model or model.get(parent, "" if parent else None) is not None:
-            return
-        await overlay.change(lambda now: now.make_parents(key))
-        with overlay.upper.at(key) as (directory, at):
-            if name == "link":
-                os.symlink(what, at, dir_fd=directory)
-            else:
-                os.mkdir(at, dir_fd=directory)
-                os.chmod(at, what, dir_fd=directory)
-        model[key] = what if name == "link" else None
-    elif name == "delete" and model:
-        key = sorted(model)[rest[0] % len(model)]
-        await overlay.delete(key)
-        for gone in [at for at in model if at == key or at.startswith(f"{key}/")]:
-            del model[gone]
-    elif name == "patch":
-        await _patch(overlay, model, *rest)
-
-
-async def _patch(
-    overlay: Overlay, model: Model, number: int, at: int, data: bytes, mode: int, seconds: int
-) -> None:
-    """Copy a file up and write `data` at offset `at`, which may be beyond the end and leave a hole."""
-    files = sorted(key for key, value in model.items() if isinstance(value, bytes))
-    if not files:
-        return
-    key = files[number % len(files)]
-    old = model[key]
-    assert isinstance(old, bytes)
-    await overlay.copy_up(key)
-    descriptor = overlay.upper.open(key, os.O_RDWR)
-    os.pwrite(descriptor, data, at)
-    os.ftruncate(descriptor, max(len(old), at + len(data)))
-    os.fchmod(descriptor, mode)
-    os.utime(descriptor, ns=(0, seconds * SECOND + 5))
-    os.close(descriptor)
-    model[key] = old[:at].ljust(at, b"\0") + data + old[at + len(data) :]
-
-
-def _add_above(model: Model, key: str) -> None:
-    for depth in range(1, key.count("/") + 1):
-        model["/".join(key.split("/")[:depth])] = None
 
 
 async def shown(store: Store, prefix: str = "") -> dict[str, Shown]:

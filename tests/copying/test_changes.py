@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
 import pytest
-import trio
 from click.testing import CliRunner, Result
 
-from tests.copying.mergedtrees import opened, write_source
+from tests.copying.mergedtrees import changed_source
 from zarrfs.cli import main
 
 
@@ -22,46 +20,33 @@ def diff(place: Path, *more: str) -> Result:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Return a directory with a source, and with changes of every kind in `upper`."""
-    write_source(tmp_path, "archive", {"a/b": b"1", "a/c": b"2", "d/e": b"3", "f": b"4", "g/h": b"5"})
-    upper = tmp_path / "upper"
-    upper.mkdir()
-
-    async def make() -> None:
-        overlay, _plan = opened(tmp_path / "source", upper)
-        overlay.upper.lock(True)
-        await overlay.set("a/b", b"changed")
-        await overlay.delete("d")
-        await overlay.delete("f")
-        await overlay.set("f/new", b"in a directory where a file was")
-        await overlay.copy_up("g")
-        os.chmod(upper / "g", 0o700)
-        os.symlink("nowhere\n", upper / "link\x1b")
-        await overlay.aclose()
-
-    trio.run(make)
+    changed_source(tmp_path, "archive")
     return tmp_path
 
 
 def test_diff_prints_a_letter_and_a_key_in_key_order(place: Path) -> None:
     result = diff(place)
     assert result.exit_code == 0
-    assert result.stdout.splitlines() == ["M a/b", "D d", "D f", "A f", "A f/new", "M g", "A link\\x1b"]
+    assert result.stdout.splitlines() == [
+        "M a/b", "M a/c", "D d", "A empty", "D f", "A f", "A f/new", "M g", "A link\\x1b", "A n", "A n/日 b",
+    ]  # fmt: skip
     assert result.stderr == ""
 
 
 def test_json_output_is_one_document(place: Path) -> None:
     found = json.loads(diff(place, "--json").stdout)
     assert [(entry["kind"], entry["key"], entry["type"]) for entry in found] == [
-        ("changed", "a/b", "file"), ("deleted", "d", None), ("deleted", "f", None), ("added", "f", "directory"),
+        ("changed", "a/b", "file"), ("changed", "a/c", "file"), ("deleted", "d", None),
+        ("added", "empty", "directory"), ("deleted", "f", None), ("added", "f", "directory"),
         ("added", "f/new", "file"), ("changed", "g", "directory"), ("added", "link\x1b", "symlink"),
+        ("added", "n", "directory"), ("added", "n/日 b", "file"),
     ]  # fmt: skip
     status = (place / "upper/a/b").stat()
     assert found[0] | {"mode": "0640"} == {
         "kind": "changed", "key": "a/b", "type": "file", "size": 7, "mode": "0640", "mtime_ns": status.st_mtime_ns
     }  # fmt: skip
     assert found[0]["mode"] == f"{status.st_mode & 0o7777:04o}"
-    assert found[1] == {"kind": "deleted", "key": "d", "type": None, "size": None, "mode": None, "mtime_ns": None}
+    assert found[2] == {"kind": "deleted", "key": "d", "type": None, "size": None, "mode": None, "mtime_ns": None}
 
 
 def test_exit_code_sets_the_status_if_there_are_differences(place: Path) -> None:
