@@ -227,7 +227,7 @@ class BlobReader(TargetReader):
         return await trio.to_thread.run_sync(function, *arguments, limiter=self._threads, abandon_on_cancel=True)
 
     async def _from_flux(self, _source: str, blobref: str, size: int) -> Buffer:
-        if self._flux is None:
+        if self._flux is None or self._flux.ended:
             from zarrfs.archives.flux_blobs import FluxBlobs
 
             self._flux = FluxBlobs()

@@ -1,8 +1,8 @@
 """Loader of blobs from the running Flux instance, by a helper process in Flux's interpreter (flux_helper.py).
 
 zarrfs has a Python environment of its own, which cannot import Flux's binding, and `flux content load` starts a
-process for each read. The helper has one connection to the broker and many requests in flight. It is started for the
-first blob, and again after it has ended. Sources: RFC 10, flux_helper.py.
+process for each read. The helper has one connection to the broker and many requests in flight. Sources: RFC 10,
+flux_helper.py.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import signal
 import struct
 from collections import deque
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import trio
@@ -31,145 +32,122 @@ _READ = 1 << 20  # bytes of one read
 _MESSAGE_MAX = 300  # characters quoted of a message of the helper
 
 
+@dataclass(slots=True)
+class _Request:
+    blobref: str
+    size: int
+    done: trio.Event = field(default_factory=trio.Event)
+    answer: tuple[int, Buffer | int] | None = None  # (errno, the blob, its length if that is not `size`, or a reason)
+
+
 class FluxBlobs:
-    """The blobs of the running instance. All methods run on one trio loop."""
+    """The blobs of the running instance, loaded by one helper, which starts now. All methods run on one trio loop."""
 
     def __init__(self) -> None:
         self._limit = trio.CapacityLimiter(_IN_FLIGHT)
-        self._starting = trio.Lock()
-        self._helper: _Helper | None = None
+        self._requests: deque[_Request] = deque()  # without an answer; answers come in their order
+        self._process: trio.Process | None = None
+        self._received = bytearray()
+        self._reads = 0
+        self.ended = ""  # why all loads fail
+        in_background(self._run)
 
     async def load(self, blobref: str, size: int, timeout: float) -> Buffer:
         """Load a blob of `size` bytes; its hash is not verified. Raise TargetMissing, OutOfRange or ReadError.
 
         The helper is killed if nothing arrives from it for `timeout` seconds.
         """
-        where = f"flux:{blobref}"
+        where, request = f"flux:{blobref}", _Request(blobref, size)
         async with self._limit:
-            try:
-                async with self._starting:
-                    if self._helper is None or self._helper.ended:
-                        self._helper = await _Helper.start()
-                code, data = await self._helper.load(blobref, size, timeout)
-            except OSError as exc:
-                raise ReadError(where, f"flux python: cannot run flux: {reason_of(exc)}") from None
-            except _Ended as exc:
-                raise ReadError(where, f"flux: {exc}") from None
+            if not self.ended:
+                self._requests.append(request)
+                self._send(request)
+            while not (request.done.is_set() or self.ended):
+                before = self._reads
+                with trio.move_on_after(timeout):
+                    await request.done.wait()
+                    break
+                if self._reads == before:
+                    self._kill(f"no answer within {timeout:g} s")
+        if request.answer is None:
+            raise ReadError(where, self.ended)
+        code, data = request.answer
         if code == errno.ENOENT:
             raise TargetMissing(where, "no such blob")
-        if code:
-            raise ReadError(where, f"content.load: {bytes(data).decode(errors='replace')[:_MESSAGE_MAX]}")
         if isinstance(data, int):
             raise wrong_length(where, data, size)
+        if code:
+            raise ReadError(where, f"content.load: {bytes(data).decode(errors='replace')[:_MESSAGE_MAX]}")
         return data
 
     async def aclose(self) -> None:
         """Kill the helper. Loads fail."""
-        if self._helper is not None:
-            self._helper.kill("the reader is closed")
+        self._kill("the reader is closed")
 
+    def _kill(self, why: str) -> None:
+        """Kill the helper with the processes of its group, because `flux` may be a script. Loads fail."""
+        self.ended = self.ended or why
+        if self._process is not None:
+            with contextlib.suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
-class _Ended(Exception):
-    """The end of the helper, with the reason."""
+    def _send(self, request: _Request) -> None:
+        """Send a request, unless the helper is still being started; _run() sends those that came before."""
+        if self._process is None:
+            return
+        assert isinstance(self._process.stdin, FdStream)
+        try:
+            os.write(self._process.stdin.fileno(), f"{request.blobref.partition('-')[2]} {request.size}\n".encode())
+        except BlockingIOError:  # after many loads that were cancelled
+            self._kill("the helper does not answer")
+        except OSError:
+            pass  # _run() finds out why the helper has ended
 
-
-class _Request:
-    __slots__ = ("answer", "done", "size")
-
-    def __init__(self, size: int) -> None:
-        self.size, self.done = size, trio.Event()
-        self.answer: tuple[int, Buffer | int] | None = None  # (errno, the blob, its length if that differs, or why)
-
-
-class _Helper:
-    """A running helper, with a task that receives its answers, which come in the order of the requests."""
-
-    def __init__(self, process: trio.Process, messages: int) -> None:
-        assert isinstance(process.stdin, FdStream)
-        assert isinstance(process.stdout, FdStream)
-        self._process, self._messages = process, messages
-        self._input, self._output = process.stdin, process.stdout
-        self._requests: deque[_Request] = deque()  # without an answer
-        self._received = bytearray()
-        self._reads = 0
-        self.ended = ""  # the reason, once it has ended
-
-    @classmethod
-    async def start(cls) -> _Helper:
-        """Start a helper. Raise OSError."""
+    async def _run(self) -> None:
+        """Start the helper, and receive its answers until it ends."""
         messages = os.memfd_create("flux")  # not a pipe, because nobody reads it before the end
         try:
-            process = await trio.lowlevel.open_process(
+            self._process = await trio.lowlevel.open_process(
                 ["flux", "python", _HELPER], stdin=-1, stdout=-1, stderr=messages, start_new_session=True,
                 env=os.environ | {"LC_ALL": "C"},
             )  # fmt: skip
-        except BaseException:
-            os.close(messages)
-            raise
-        found = cls(process, messages)
-        with contextlib.suppress(OSError):  # beyond the user's limit
-            fcntl.fcntl(found._output.fileno(), fcntl.F_SETPIPE_SZ, _READ)
-        in_background(found._receive)
-        return found
-
-    async def load(self, blobref: str, size: int, timeout: float) -> tuple[int, Buffer | int]:
-        """Return (errno, the blob, its length if that is not `size`, or the reason of a failure). Raise _Ended."""
-        if self.ended:
-            raise _Ended(self.ended)
-        request = _Request(size)
-        self._requests.append(request)
-        try:
-            os.write(self._input.fileno(), f"{blobref.partition('-')[2]} {size}\n".encode())
-        except BlockingIOError:  # after many loads that were cancelled
-            self.kill("the helper does not answer")
-        except OSError:
-            pass  # _receive() finds out why the helper has ended
-        while not request.done.is_set():
-            before = self._reads
-            with trio.move_on_after(timeout):
-                await request.done.wait()
-                break
-            if self._reads == before:
-                self.kill(f"no answer within {timeout:g} s")
-                break
-        if request.answer is None:
-            raise _Ended(self.ended)
-        return request.answer
-
-    def kill(self, why: str) -> None:
-        """Kill the helper with the processes of its group, because `flux` may be a script. Loads fail."""
-        self.ended = self.ended or why
-        with contextlib.suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-    async def _receive(self) -> None:
-        try:
-            while True:
-                code, length = _ANSWER.unpack(await self._next(_ANSWER.size))
-                request, answer = self._requests[0], length
-                if code or length == request.size:
-                    answer = await self._next(length)
-                self._requests.popleft()
-                request.answer = code, answer
+            output = self._process.stdout
+            assert isinstance(output, FdStream)
+            with contextlib.suppress(OSError):  # beyond the user's limit
+                fcntl.fcntl(output.fileno(), fcntl.F_SETPIPE_SZ, _READ)
+            for request in self._requests:
+                self._send(request)
+            while not self.ended:
+                code, length = _ANSWER.unpack(await self._next(output, _ANSWER.size))
+                request = self._requests[0]
+                blob = await self._next(output, length) if code or length == request.size else length
+                self._requests.popleft().answer = code, blob
                 request.done.set()
-        except (EOFError, trio.ClosedResourceError, trio.BrokenResourceError):
-            with trio.move_on_after(1):
-                await self._process.wait()
-            message = os.pread(self._messages, 1 << 16, 0).decode(errors="replace")
-            self.kill(" ".join(message.split())[-_MESSAGE_MAX:] or "the helper ended")
+        except (EOFError, trio.BrokenResourceError):
+            await self._wait()
+            message = os.pread(messages, 1 << 16, 0).decode(errors="replace")
+            self.ended = self.ended or " ".join(message.split())[-_MESSAGE_MAX:] or "the helper ended"
+        except OSError as exc:
+            self.ended = f"flux python: cannot run flux: {reason_of(exc)}"
         finally:
-            self.kill("interrupted")
-            os.close(self._messages)
+            self._kill("interrupted")
+            os.close(messages)
             for request in self._requests:
                 request.done.set()
-            with trio.CancelScope(deadline=trio.current_time() + 5, shield=True):
-                await self._process.wait()
-                await self._input.aclose()
-                await self._output.aclose()
+            await self._wait()
 
-    async def _next(self, count: int) -> bytes:
+    async def _wait(self) -> None:
+        """Wait for the end of the helper, and close its pipes."""
+        with trio.CancelScope(deadline=trio.current_time() + 5, shield=True):
+            if self._process is not None:
+                await self._process.wait()
+                for pipe in self._process.stdin, self._process.stdout:
+                    if pipe is not None:
+                        await pipe.aclose()
+
+    async def _next(self, output: FdStream, count: int) -> bytes:
         while len(self._received) < count:
-            data = await self._output.receive_some(_READ)
+            data = await output.receive_some(_READ)
             if not data:
                 raise EOFError
             self._reads += 1
