@@ -59,8 +59,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--directory", metavar="DIR", help="where files are made (default: one in the system's)")
     for flag, usual, metavar, meaning in (
         ("--rounds", 3, "N", "samples of each"),
-        ("--entries", None, "N", "references (default 100,000)"),
-        ("--size", None, "MIB", "size of the large file (default 512)"),
+        ("--entries", 100_000, "N", "references"),
+        ("--size", 512, "MIB", "size of the large file"),
     ):
         parser.add_argument(flag, type=int, default=usual, metavar=metavar, help=meaning)
     chosen = parser.parse_args()
@@ -75,8 +75,8 @@ def arguments() -> argparse.Namespace:
 def make(chosen: argparse.Namespace, directory: Path, cleanup: contextlib.ExitStack) -> Any:
     """Make the data that the measures of a suite take as their argument."""
     if chosen.suite == "basics":
-        return Data(directory, chosen.entries or 100_000, (chosen.size or 512) << 20)
-    tree = Tree(directory, (chosen.size or 512) << 20)
+        return Data(directory, chosen.entries, chosen.size << 20)
+    tree = Tree(directory, chosen.size << 20)
     cleanup.callback(tree.stop)
     tree.start()
     return tree

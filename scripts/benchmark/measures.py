@@ -79,7 +79,7 @@ def seconds(command: list[object]) -> float:
 
 def mount_time(data: Data, document: Path, index: Path) -> float:
     """Return the seconds that the mount command takes; it exits when the mount answers."""
-    with peers.place(data) as mountpoint:
+    with peers.place(data.directory) as mountpoint:
         took = seconds(peers.zarrfs_command(document, mountpoint, index))
         subprocess.run([peers.ZARRFS, "umount", mountpoint], check=True)
     return took

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import socket
@@ -13,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 from data import Data
 
@@ -26,20 +24,14 @@ class Unavailable(Exception):
     """The peer cannot run here."""
 
 
-class Run(Protocol):
-    """A run of the benchmark, with a directory for mount points."""
-
-    directory: Path
-
-
 @contextlib.contextmanager
-def place(data: Run) -> Iterator[Path]:
+def place(directory: Path) -> Iterator[Path]:
     """Make an empty directory to mount on."""
-    directory = Path(tempfile.mkdtemp(prefix="mnt-", dir=data.directory))
+    made = Path(tempfile.mkdtemp(prefix="mnt-", dir=directory))
     try:
-        yield directory
+        yield made
     finally:
-        directory.rmdir()
+        made.rmdir()
 
 
 def zarrfs_command(document: Path | str, mountpoint: Path, index: Path) -> list[str]:
@@ -53,7 +45,7 @@ def zarrfs(document: Path, data: Data) -> Iterator[Path]:
     """Mount a document with zarrfs; its index is kept from one mount to the next."""
     index = data.directory / "index"
     index.mkdir(exist_ok=True)
-    with place(data) as mountpoint:
+    with place(data.directory) as mountpoint:
         subprocess.run(zarrfs_command(document, mountpoint, index), check=True)
         try:
             yield mountpoint
@@ -61,51 +53,23 @@ def zarrfs(document: Path, data: Data) -> Iterator[Path]:
             subprocess.run([ZARRFS, "umount", mountpoint], check=True)
 
 
-def _mounted(mountpoint: Path) -> bool:
-    """Return whether something is mounted there, even if its daemon is dead."""
-    try:
-        os.stat(mountpoint)
-    except OSError as exc:
-        return exc.errno == errno.ENOTCONN
-    return os.path.ismount(mountpoint)
-
-
-@contextlib.contextmanager
-def foreground(command: list[str | Path], mountpoint: Path) -> Iterator[None]:
-    """Run a file system in the foreground while it is mounted, and unmount it afterwards."""
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        deadline = time.monotonic() + 120
-        while not os.path.ismount(mountpoint):
-            if process.poll() is not None:
-                raise Unavailable((process.stderr.read().strip().splitlines() or ["it ended"])[-1])
-            if time.monotonic() > deadline:
-                raise Unavailable("not mounted after 120 s")
-            time.sleep(0.01)
-        os.listdir(mountpoint)  # wait until it answers
-        _raise_read_ahead(mountpoint)
-        yield
-    finally:
-        unmount = ["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
-        if _mounted(mountpoint):
-            done = subprocess.run([*unmount, mountpoint], check=False)
-            if done.returncode:  # it is in use
-                subprocess.run(["umount", "-l", mountpoint], check=False)
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stderr.close()
-
-
 @contextlib.contextmanager
 def noop(shape: list[str], data: Data) -> Iterator[Path]:
-    """Mount noop.py."""
-    with place(data) as mountpoint:
+    """Mount noop.py, which runs in the foreground."""
+    with place(data.directory) as mountpoint:
         command = [sys.executable, HERE / "noop.py", mountpoint, *shape, data.target]
-        with foreground(command, mountpoint):
-            yield mountpoint
+        with subprocess.Popen(command) as process:
+            try:
+                while not os.path.ismount(mountpoint):
+                    if process.poll() is not None:
+                        raise Unavailable("noop.py does not run")
+                    time.sleep(0.01)
+                os.listdir(mountpoint)  # wait until it answers
+                _raise_read_ahead(mountpoint)
+                yield mountpoint
+            finally:
+                unmount = ["umount", "-l"] if os.geteuid() == 0 else ["fusermount3", "-uz"]
+                subprocess.run([*unmount, mountpoint], check=process.poll() is None)
 
 
 # mounts of the large reference set

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -61,7 +60,7 @@ def zarrfs_of_files(tree: Tree, server: Server) -> contextlib.AbstractContextMan
 @contextlib.contextmanager
 def mounted(tree: Tree, document: Path | str, *options: str) -> Iterator[Place]:
     """Mount `document` with zarrfs."""
-    with peers.place(tree) as mountpoint:
+    with peers.place(tree.directory) as mountpoint:
         command = peers.zarrfs_command(document, mountpoint, tree.index)
         command[-1] = ",".join([command[-1], *options])
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -71,22 +70,7 @@ def mounted(tree: Tree, document: Path | str, *options: str) -> Iterator[Place]:
         try:
             yield Place(str(mountpoint), pid)
         finally:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                subprocess.run([peers.ZARRFS, "umount", mountpoint], timeout=30, check=False)
-            _wait_for_end(mountpoint, pid)
-
-
-def _wait_for_end(mountpoint: Path, pid: int) -> None:
-    """Wait until a daemon has exited; kill one that hangs, and unmount what it leaves."""
-    deadline = time.monotonic() + 15
-    while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
-        time.sleep(0.01)
-    if os.path.exists(f"/proc/{pid}"):
-        print(f"bench: the daemon of {mountpoint} did not end and was killed", file=sys.stderr)
-        with contextlib.suppress(OSError):
-            os.kill(pid, 9)
-    if os.path.ismount(mountpoint):
-        subprocess.run(["umount", "-l", mountpoint], check=False)
+            subprocess.run([peers.ZARRFS, "umount", mountpoint], check=True)
 
 
 # -- reading
