@@ -12,16 +12,15 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
-from typing import NoReturn
 
 import click
 
 from zarrfs.cli import common
 from zarrfs.config.options import Parsed
 from zarrfs.config.redaction import without_secrets
-from zarrfs.errors import MountError, UsageError, ZarrfsError, internal_error
+from zarrfs.errors import MountError, UsageError, ZarrfsError
 from zarrfs.system import mounts
-from zarrfs.system.processes import children, close_descriptors, shown
+from zarrfs.system.processes import children, shown
 from zarrfs.system.signals import orderly_end
 
 EPILOG = """\b
@@ -38,7 +37,6 @@ _FORWARDED = (
 )  # fmt: skip
 _AWAITED = {*_FORWARDED, signal.SIGCHLD}
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-READY = b"."
 
 
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
@@ -52,28 +50,36 @@ def run(source: str, command: tuple[str, ...], parsed: Parsed) -> None:
     new one in TMPDIR, which no other user can enter. COMMAND has the terminal, and gets the signals that zarrfs gets.
     Processes that it leaves behind are waited for.
     """
+    from zarrfs.daemon import session
+
     if parsed.options.foreground or parsed.options.owner:
         raise UsageError("options foreground, owner: not for run, which ends the mount with COMMAND")
     name = re.sub(r"[^A-Za-z0-9._-]", "_", os.path.basename(without_secrets(source).rstrip("/")))[-100:].lstrip(".")
     place = os.path.join(tempfile.mkdtemp(prefix="zarrfs-"), name or "source")
     os.mkdir(place)
     child, go, failed = _prepare([word.replace("{}", place) for word in command], place)
+    # the daemon logs to standard error, and stays while this process or COMMAND lives
+    owners = os.getpid(), child
+    parsed.options = dataclasses.replace(parsed.options, log_to_stderr=True, hold=True, owner=owners)
+    quiet = parsed.options.log_level == "error"
     try:
         with orderly_end():
-            daemon = _mount(source, place, parsed, (os.getpid(), child))
+            session.mount(source, place, parsed, lambda text: None if quiet else common.say(text))
+    except (ZarrfsError, OSError) as exc:
+        common.say(str(exc))
+        _remove(place)
+        sys.exit(FAILED)
     except BaseException:
         _remove(place)
         raise
-    if not daemon:
-        _remove(place)
-        sys.exit(FAILED)
+    daemons = {*children()} - {child}
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # adopt what COMMAND leaves behind
     with contextlib.suppress(BrokenPipeError):  # it was killed
         os.write(go, b".")
     error = os.read(failed, 16)
-    status = _wait(child, daemon)
+    status = _wait(child, daemons)
     if error:
         absent = int(error) == errno.ENOENT
         common.say(f"{command[0]}: {'no such command' if absent else f'cannot be run: {os.strerror(int(error))}'}")
@@ -111,52 +117,7 @@ def _prepare(words: Sequence[str], place: str) -> tuple[int, int, int]:
     return pid, go, failed
 
 
-def _mount(source: str, place: str, parsed: Parsed, owners: tuple[int, ...]) -> int:
-    """Mount in a child process; return its pid, or 0 if that has failed.
-
-    The child reports an error, and removes the directory in the end, also if this process was killed.
-    """
-    read_end, write_end = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        _serve(source, place, parsed, owners, write_end)
-    os.close(write_end)
-    with open(read_end, "rb", buffering=0) as pipe:
-        try:
-            return pid if pipe.read(1) == READY else 0
-        except BaseException:
-            os.kill(pid, signal.SIGTERM)
-            raise
-
-
-def _serve(source: str, place: str, parsed: Parsed, owners: tuple[int, ...], pipe: int) -> NoReturn:
-    """Serve the mount until its owners have ended."""
-    from zarrfs.daemon import session
-
-    def ready() -> None:
-        with contextlib.suppress(BrokenPipeError):
-            os.write(pipe, READY)
-        os.close(pipe)
-
-    try:
-        os.setsid()
-        close_descriptors({2, pipe})
-        parsed.options = dataclasses.replace(parsed.options, foreground=True, hold=True, owner=owners)
-        quiet = parsed.options.log_level == "error"
-        with orderly_end():
-            session.mount(source, place, parsed, lambda text: None if quiet else common.say(text), ready)
-    except KeyboardInterrupt:
-        pass
-    except (ZarrfsError, OSError) as exc:
-        common.say(str(exc))
-    except Exception as exc:
-        common.say(internal_error(exc))
-    finally:
-        _remove(place)
-        os._exit(0)
-
-
-def _wait(child: int, daemon: int) -> int:
+def _wait(child: int, daemons: set[int]) -> int:
     """Wait for COMMAND and all that it leaves behind, and forward signals to them; return the status of COMMAND."""
     status, left = 0, [child]
     while True:
@@ -165,7 +126,7 @@ def _wait(child: int, daemon: int) -> int:
                 if ended[0] == child:
                     code = os.waitstatus_to_exitcode(ended[1])
                     status = code if code >= 0 else 128 - code
-        here = [pid for pid in children() if pid != daemon]
+        here = [pid for pid in children() if pid not in daemons]
         if not here:
             return status
         if child not in here and child in left:

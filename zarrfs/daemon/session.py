@@ -282,7 +282,8 @@ def _daemon(
         if os.getppid() != parent:  # it was killed, and nobody knows of this mount
             os.kill(os.getpid(), signal.SIGTERM)
             return False
-        os.dup2(1, 2)  # closes stderr, because a shell's $(mount ...) waits until it is closed
+        if not options.log_to_stderr:
+            os.dup2(1, 2)  # closes stderr, because a shell's $(mount ...) waits until it is closed
         with contextlib.suppress(OSError):  # our parent was interrupted and ends this process with a signal
             os.write(pipe, READY)
         os.close(pipe)
@@ -295,7 +296,7 @@ def _daemon(
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         leave_directory()
         close_descriptors(keep={2, pipe, *owners})
-        logs.configure(options, False, mountpoint)
+        logs.configure(options, options.log_to_stderr, mountpoint)
         serve(plan, mountpoint, options, kernel, ready, owners, detach=True)
         status = 0
     except BaseException as exc:
