@@ -76,8 +76,8 @@ class Options:
     # -- Source
     type: str | None = _option(
         "Source", None, words("references", "archive", "zarr", "icechunk"), "KIND",
-        "Open SOURCE as KIND: references, archive, zarr or icechunk. By default name and content decide; set it when "
-        "they decide wrongly.", where=ONE_SOURCE,
+        "Open SOURCE as KIND: references, archive, zarr or icechunk. By default name and content decide.",
+        where=ONE_SOURCE,
     )
     branch: str | None = _option(
         "Source", None, TEXT, "NAME",
@@ -89,8 +89,8 @@ class Options:
     )
     base: str | None = _option(
         "Source", None, TEXT, "URL",
-        "Reference sets: resolve relative URLs of targets against URL. By default they are relative to the document; "
-        "set it when document and data do not lie together.", where=ONE_SOURCE,
+        "Reference sets: resolve relative URLs of targets against URL. By default they are relative to the document.",
+        where=ONE_SOURCE,
     )
     blobs: tuple[str, ...] = _option(
         "Source", None, TEXT, "PLACE",
@@ -99,8 +99,8 @@ class Options:
     )
     members: tuple[str, ...] = _option(
         "Source", None, PATHS, "PATHS",
-        "Zarr on a server that cannot list: paths of groups and arrays to show, such as temp,wind/u. Set it when the "
-        "store has no consolidated metadata. Repeatable.", many=True,
+        "Zarr on a server that cannot list, without consolidated metadata: paths of groups and arrays to show, such as "
+        "temp,wind/u. Repeatable.", many=True,
     )
     view: str | None = _option(
         "Source", None, words("v2", "v3", "arrays", "netcdf"), "VIEW",
@@ -141,9 +141,7 @@ class Options:
     )
     prefetch: int = _option(
         "Cache and memory", "64MiB", SIZE, "SIZE",
-        "Fetch up to SIZE ahead of a sequential reader; 0B turns it off. Lower it if `zarrfs stats` shows many blocks "
-        "that were fetched ahead for nothing.",
-        bounds=_MANY,
+        "Fetch up to SIZE ahead of a sequential reader; 0B turns it off.", bounds=_MANY,
     )
     cache_dir: str | None = _option(
         "Cache and memory", None, DIRECTORY, "DIR",
