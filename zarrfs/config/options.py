@@ -99,8 +99,8 @@ class Options:
     )
     members: tuple[str, ...] = _option(
         "Source", None, PATHS, "PATHS",
-        "Zarr on a server that cannot list, without consolidated metadata: paths of groups and arrays to show, such as "
-        "temp,wind/u. Repeatable.", many=True,
+        "Zarr on a server that cannot list, without consolidated metadata: paths of groups and arrays to show, such "
+        "as temp,wind/u. Repeatable.", many=True,
     )
     view: str | None = _option(
         "Source", None, words("v2", "v3", "arrays", "netcdf"), "VIEW",
