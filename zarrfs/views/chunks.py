@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import trio
 
-from zarrfs.errors import IsDirectory, NotFound, OutOfRange, ReadError, StoreError, TargetChanged, TargetMissing
+from zarrfs.errors import NotFound, OutOfRange, ReadError, StoreError, TargetChanged, TargetMissing
 from zarrfs.store.api import Info, Kind, Store, Value, join_key
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import quarter
 from zarrfs.views.boxes import Run
 from zarrfs.views.decoded_cache import Decoded, DecodedCache
-from zarrfs.views.hierarchy import Node
+from zarrfs.views.hierarchy import Node, chunk_errors
 from zarrfs.zarr.codecs import (
     check_codecs,
     decode_chunk_at,
@@ -226,12 +226,11 @@ class Chunks:
             await trio.to_thread.run_sync(check_codecs, self._stored)
             self._ready = True
 
-    def _check_sizes(self, key: str, stored: int | None) -> None:
+    def _check_sizes(self, key: str, stored: int) -> None:
         """Raise ReadError if a chunk does not fit in memory, or cannot have `stored` bytes in the store."""
         self._check_room(key, self._takes)
         try:
-            if stored is not None:
-                decoder_of(self._stored).check_stored(stored)
+            decoder_of(self._stored).check_stored(stored)
         except MetadataError as exc:
             raise ReadError(key, str(exc)) from exc
 
@@ -247,13 +246,10 @@ class Chunks:
         """
         for attempt in range(_TRIES):
             try:
-                value = await self._store.open(key)
+                with chunk_errors(key):
+                    value = await self._store.open(key)
             except NotFound:
                 return None
-            except IsDirectory as exc:
-                raise ReadError(key, "a directory lies in the place of a chunk") from exc
-            except StoreError as exc:  # for example a file above it, which must not be taken for a missing chunk
-                raise ReadError(key, exc.reason or exc.__class__.__doc__ or "") from exc
             try:
                 return await read(value)
             except (TargetChanged, TargetMissing, OutOfRange):

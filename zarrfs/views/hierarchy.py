@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from typing import NamedTuple, cast
 
 import trio
@@ -17,6 +17,7 @@ from zarrfs.errors import (
     IsDirectory,
     NotDirectory,
     NotFound,
+    ReadError,
     StoreError,
     TargetChanged,
     ZarrfsError,
@@ -39,6 +40,8 @@ _FRESH = 1.0  # seconds for which the document of an array in use, and what is n
 _KNOWN = 65_536  # nodes to remember
 _AT_ONCE = 64  # nodes to look up concurrently on a server
 _LOOKS = 8  # chunks to probe for the naming scheme
+DIRECTORY = "a directory lies in the place of a chunk"
+FILE_ABOVE = "a file lies in the place of a directory of chunks"
 _CHANGED = "has changed: zarrfs refresh shows the new version"  # the problem of an array
 
 
@@ -417,6 +420,18 @@ class Hierarchy:
         except (NotFound, NotDirectory):
             return []
         return [names[name] for name in sorted(names)]
+
+
+@contextmanager
+def chunk_errors(key: str) -> Iterator[None]:
+    """Turn errors of a look at a chunk that are not absence into ReadError."""
+    try:
+        yield
+    except NotFound:
+        raise
+    except StoreError as exc:
+        known = {IsDirectory: DIRECTORY, NotDirectory: FILE_ABOVE}
+        raise ReadError(key, known.get(type(exc)) or exc.reason or exc.__class__.__doc__ or "") from exc
 
 
 def _may_be_a_node(info: Info) -> bool:

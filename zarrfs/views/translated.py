@@ -9,7 +9,6 @@ its readers could not decode, is an empty directory; left_out() returns the reas
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import itertools
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -22,7 +21,7 @@ from zarrfs.concurrency.tasks import for_each
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key, split_key
 from zarrfs.views.chunknames import ChunkNames
-from zarrfs.views.hierarchy import Node
+from zarrfs.views.hierarchy import DIRECTORY, FILE_ABOVE, Node, chunk_errors
 from zarrfs.views.view import File, View, text_file
 from zarrfs.zarr import v2, v3
 from zarrfs.zarr.errors import MetadataError
@@ -38,8 +37,6 @@ _Entry = tuple[Iterator[str], Info, bool]  # names in the view, entry in the sou
 _KNOWN = 65_536  # nodes whose documents to remember
 _INDEXES = 32 << 20  # bytes of indexes of shards to cache, and to read concurrently
 _AT_ONCE = 32  # most indexes of shards to read concurrently
-_DIRECTORY = "a directory lies in the place of a chunk"
-_FILE_ABOVE = "a file lies in the place of a directory of chunks"
 _DOCUMENTS = {2: (".zarray", ".zattrs", ".zgroup"), 3: ("zarr.json",)}  # sorted
 
 
@@ -81,7 +78,7 @@ class TranslatedView(View):
             return await self._directory_info(resolved.translated.node, name)
         if resolved.inner is not None:
             return (await self._inner_at(key, resolved, resolved.inner)).entry(name)
-        with _chunk_errors(resolved.source):
+        with chunk_errors(resolved.source):
             info = _as_chunk_info(await self.lower.info(resolved.source, sized), resolved.directory)
         if resolved.directory and info.kind is not Kind.DIRECTORY:
             raise NotFound(key)
@@ -117,7 +114,7 @@ class TranslatedView(View):
         if resolved.directory:
             await self.info(key)  # raises NotFound if it does not exist
             raise IsDirectory(key)
-        with _chunk_errors(resolved.source):
+        with chunk_errors(resolved.source):
             if resolved.inner is None:
                 return await self.lower.open(resolved.source)
             at = await self._inner_at(key, resolved, resolved.inner)
@@ -310,18 +307,7 @@ class TranslatedView(View):
             if resolved.rest:
                 raise
         except NotDirectory as exc:
-            raise ReadError(directory, _FILE_ABOVE) from exc
-
-
-@contextlib.contextmanager
-def _chunk_errors(source: str) -> Iterator[None]:
-    """Turn errors about a chunk that are not absence into ReadError."""
-    try:
-        yield
-    except NotDirectory as exc:
-        raise ReadError(source, _FILE_ABOVE) from exc
-    except IsDirectory as exc:
-        raise ReadError(source, _DIRECTORY) from exc
+            raise ReadError(directory, FILE_ABOVE) from exc
 
 
 def _as_chunk_info(info: Info, directory: bool) -> Info:
@@ -330,7 +316,7 @@ def _as_chunk_info(info: Info, directory: bool) -> Info:
         return info._replace(kind=Kind.DIRECTORY, size=0)  # listing it, or reading a chunk in it, raises the error
     if directory or info.kind is not Kind.DIRECTORY:
         return info
-    return info._replace(kind=Kind.FILE, size=1, links=1, unreadable=_DIRECTORY)
+    return info._replace(kind=Kind.FILE, size=1, links=1, unreadable=DIRECTORY)
 
 
 def _joined(directory: str, key: str) -> str:
