@@ -204,14 +204,11 @@ class FlatListing:
         self.after = f"{top}/" if top else ""  # the last key that was added
         self.more = True  # there may be keys after it
         self.lock = trio.Lock()  # of the task that requests the next page
-        self.listing = self._begin(trio.current_time())  # of `top`
+        self.listing = Listing(trio.current_time(), {}, self)  # of `top`
         above = ["", *(top[:at] for at, mark in enumerate(top) if mark == "/")] if top else []
         # the directories that the last key lies in, and their listings
         self._open: list[tuple[str, Listing | None]] = [*((one, None) for one in above), (top, self.listing)]
         self._ends: deque[bytes] = deque()  # the last key of each page
-
-    def _begin(self, asked: float) -> Listing:
-        return Listing(asked, {}, self)
 
     def pages_after(self, directory: str) -> int:
         """Return how many pages it is ahead of a reader that has come to `directory`."""
@@ -224,16 +221,14 @@ class FlatListing:
         for key, entry in page.entries:  # the key of a directory ends with "/"
             while (above := self._open[-1][0]) and not key.startswith(f"{above}/"):
                 self._leave()
-            marker = bool(above) and len(key) == len(above) + 1  # of a directory that is open
-            new = key[len(above) + 1 if above else 0 :].removesuffix("/")
-            if not marker and (rule := key_rule(new)) is not None:
+            if (rule := key_rule(key[len(above) + 1 if above else 0 :].removesuffix("/"))) is not None:
                 log.debug("%s: %s: not listed", key, rule)
                 continue
             parent, name = (key.removesuffix("/"), "") if entry.directory else split_key(key)
             while (above := self._open[-1][0]) != parent:
                 child = parent[len(above) + 1 if above else 0 :].partition("/")[0]
                 self._put(child, Entry(child, True))
-                self._open.append((join_key(above, child), self._begin(asked)))
+                self._open.append((join_key(above, child), Listing(asked, {}, self)))
             if not entry.directory:
                 self._put(name, entry._replace(name=name))
         self.after, self.more = page.last, page.more
