@@ -109,12 +109,7 @@ class FsspecStore(Store):
         If the server sends bytes without their version, the version is requested at most once a second. Raise
         TargetChanged if the value has another version.
         """
-        known = await self._exact_known(key)
-        same = known.entry is not None and _same(entry, known.entry)
-        identity, now = opened.identity, self._info(key, known).identity
-        # _same() compares only sizes if `entry` has no version; identities differ if one became known since, and then
-        # changed
-        if not same or (identity != now and None not in (identity, now)):
+        if self._info(key, await self._exact_known(key)).identity != opened.identity:
             raise TargetChanged(key, "has changed since it was opened")
         try:
             return await self._get(key, entry, start, length)
