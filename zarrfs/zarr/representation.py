@@ -64,19 +64,15 @@ class Representation(NamedTuple):
         With `untyped`, the bytes of arrays are reinterpreted, as in pipelines of Zarr v2. Otherwise the data type has
         to be the same except for the byte order, and values are converted.
         """
-        size = value.nbytes if isinstance(value, np.ndarray | memoryview) else len(value)
-        if self.dtype is None:
-            if size > self.limit or (self.exact and size != self.limit):
-                raise CodecError(name, f"decodes to {size} bytes, not {self.limit}")
-            return value
-        if self.dtype.hasobject:
+        if self.dtype is not None and self.dtype.hasobject:
             if not isinstance(value, np.ndarray) or value.dtype != self.dtype or value.size != self.items:
                 raise CodecError(name, f"does not decode to {self.items} objects")
             return value.reshape(self.shape)
-        if untyped or not isinstance(value, np.ndarray):
-            if size != self.limit:
+        if self.dtype is None or untyped or not isinstance(value, np.ndarray):
+            size = value.nbytes if isinstance(value, np.ndarray | memoryview) else len(value)
+            if size > self.limit or (self.exact and size != self.limit):
                 raise CodecError(name, f"decodes to {size} bytes, not {self.limit}")
-            return _viewed(value, self.dtype).reshape(self.shape)
+            return value if self.dtype is None else _viewed(value, self.dtype).reshape(self.shape)
         if value.dtype.newbyteorder("=") != self.dtype.newbyteorder("=") or value.size != self.items:
             raise CodecError(name, f"decodes to {value.size} of {value.dtype}, not {self.items} of {self.dtype}")
         return value.astype(self.dtype, copy=False).reshape(self.shape)
