@@ -11,12 +11,7 @@ from zarrfs.errors import MountError, reason_of
 from zarrfs.system import mounts
 
 _ANSWER = 10.0  # seconds that a daemon under load has to answer
-_WHY = {
-    errno.ENOTCONN: "its daemon has died",
-    errno.ECONNABORTED: "its daemon has died",
-    errno.ENODATA: "has no statistics: mounted by an older zarrfs, or a part of a mount that is bound elsewhere",
-    errno.EOPNOTSUPP: "has no statistics: mounted by an older zarrfs",
-}
+_DIED = (errno.ENOTCONN, errno.ECONNABORTED)
 
 
 class Statistics(NamedTuple):
@@ -82,4 +77,4 @@ def why(mountpoint: str, exc: OSError) -> str:
     """Return why a daemon does not answer, as text for a message."""
     if not is_mounted(mountpoint):
         return "no longer mounted"
-    return _WHY.get(exc.errno or 0, reason_of(exc))
+    return "its daemon has died" if exc.errno in _DIED else reason_of(exc)
