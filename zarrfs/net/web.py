@@ -95,12 +95,17 @@ class Web:
         """
         where = without_secrets(url)
         first = self._hop(url, None, where)
-        final = self._final.pop(url, None) if method == "GET" else None
-        if final is not None and final[1] > time.monotonic():
-            response = await self._send(method, [first, self._hop(final[0], first, where)], more, where)
+        final, until = self._final.get(url, ("", 0.0)) if method == "GET" else ("", 0.0)
+        if until > time.monotonic():
+            try:
+                response = await self._send(method, [first, self._hop(final, first, where)], more, where)
+            except BaseException:
+                self._final.pop(url, None)
+                raise
             if response.status < 300:
-                self._final.put(url, final)
-            if response.status < 300 or response.status >= 500:
+                return response
+            self._final.pop(url, None)
+            if response.status >= 500:
                 return response
             await response.release()  # it may have expired: the original place knows
         hops, lasting = [first], True  # lasting: all redirects that were followed may be remembered
@@ -109,7 +114,7 @@ class Web:
             try:
                 onward = self._onward(response, hops, where) if first.server.options.redirects else None
                 if onward is None:
-                    if lasting and response.status < 300 and hops[-1].url != url:
+                    if len(hops) > 1 and lasting and response.status < 300 and hops[-1].url != url:
                         self._final.put(url, (hops[-1].url, time.monotonic() + _FOLLOWED))
                     return response
                 hops.append(onward)
