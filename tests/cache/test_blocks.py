@@ -100,7 +100,7 @@ def test_a_version_has_the_time_of_its_answer_however_late_it_is_written(
     record, refreshed = disk.DiskCache.record, threading.Event()
 
     def late(*arguments: Any) -> None:
-        assert refreshed.wait(20)
+        assert refreshed.wait(120)
         record(*arguments)
 
     monkeypatch.setattr(disk.DiskCache, "record", late)
@@ -138,7 +138,7 @@ def test_a_block_of_a_version_that_is_replaced_while_it_is_read(
             if now:
                 raise BlockingIOError
             if stop == 10_000:
-                assert new.wait(20)
+                assert new.wait(120)
             return read_block(target, start, stop, version, now, *more)
 
         async def get(low: int) -> None:

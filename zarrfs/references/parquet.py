@@ -9,6 +9,7 @@ all absent.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import dataclasses
 import logging
 import os
@@ -24,8 +25,8 @@ from zarrfs.config import urls
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, SourceError, StoreError, TargetChanged
 from zarrfs.references.keys import printable as shown
-from zarrfs.references.parquet_metadata import DOCUMENT, Bound, ParquetSet, is_chunk_like, read_set
-from zarrfs.references.parquet_records import ABSENT, UNKNOWN, RecordFile, RecordRow, parse_record
+from zarrfs.references.parquet_metadata import DOCUMENT, Bound, ParquetSet, read_set
+from zarrfs.references.parquet_records import ABSENT, UNKNOWN, RecordFile, Target, parse_record
 from zarrfs.store.api import Info, Kind, Store, Usage, Value, join_key, split_key
 from zarrfs.store.directory import FileSystemStore, Links
 from zarrfs.store.remote import FsspecStore
@@ -166,20 +167,14 @@ class ParquetStore(Store):
     # -- the Store protocol
 
     async def info(self, key: str, sized: bool = True) -> Info:
-        name = split_key(key)[1]
-        if not key:
-            return self._directory(name)
-        found = self._known(await self.opened(), key)
+        name, found = split_key(key)[1], await self._find(key, broken=True) if key else None
         if found is None:
             return self._directory(name)
-        if isinstance(found, bytes):
+        if not isinstance(found, Target):
             return self._file(name, len(found))
-        row = await self._row(key, found, broken=True)
-        if row.data is not None:
-            return self._file(name, len(row.data))
-        if row.length is None and (sized or row.url in self._sizes):
-            return self._file(name, await self._whole_size(row.url))
-        return self._file(name, row.length)
+        if found.length is None and not sized:
+            return self._file(name, self._sizes.get(found.url))
+        return self._file(name, await self._size(found))
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         """Yield documents and directories by name, then chunks in C order.
@@ -188,9 +183,7 @@ class ParquetStore(Store):
         """
         found = await self.opened()
         if not found.is_directory(prefix):
-            at = self._known(found, prefix)
-            if isinstance(at, Chunk):
-                await self._row(prefix, at)
+            await self._find(prefix)  # a failure is not a file
             raise NotDirectory(prefix)
         children = found.children(prefix)
         grid = found.grids.get(prefix)
@@ -213,47 +206,36 @@ class ParquetStore(Store):
                     yield self._file(name, None if size < 0 else size)
 
     async def open(self, key: str) -> Value:
-        name, found = split_key(key)[1], self._known(await self.opened(), key)
+        name, found = split_key(key)[1], await self._find(key)
         if found is None:
             raise IsDirectory(key)
-        if isinstance(found, bytes):
+        if not isinstance(found, Target):
             return BytesValue(self._file(name, len(found)), found, ())
-        row = await self._row(key, found)
-        if row.data is not None:
-            return BytesValue(self._file(name, len(row.data)), row.data, ())
-        size = await self._whole_size(row.url, begin=True) if row.length is None else row.length
-        return _RangeValue(self._file(name, size), self._targets, row.url, row.offset)
+        return _RangeValue(self._file(name, await self._size(found, begin=True)), self._targets, found)
 
     @property
     def remote(self) -> bool:
         return self._targets.remote
 
     async def prefetch(self, keys: Sequence[str]) -> None:
-        wanted, opened = [], await self.opened()
+        wanted = []
         for key in keys:
-            try:
-                found = self._known(opened, key)
-                row = await self._row(key, found) if isinstance(found, Chunk) else None
-                if row is not None and row.data is None:
-                    size = await self._whole_size(row.url) if row.length is None else row.length
-                    wanted.append((row.url, row.offset, row.offset + size))
-            except (StoreError, ReadError):
-                continue
+            with contextlib.suppress(StoreError, ReadError):
+                found = await self._find(key)
+                if isinstance(found, Target):
+                    wanted.append((found.url, found.offset, found.offset + await self._size(found)))
         await self._targets.prefetch(wanted)
 
     async def locate(self, key: str, shown: bool = True) -> dict[str, Any]:
-        found = self._known(await self.opened(), key)
+        found = await self._find(key, broken=True)
         if found is None:
             return {}
-        if isinstance(found, bytes):
+        if not isinstance(found, Target):
             return {"inline": len(found)}
-        row = await self._row(key, found, broken=True)
-        if row.broken:
-            return {"broken": row.broken}
-        if row.data is not None:
-            return {"inline": len(row.data)}
-        url = self._targets.resolve(row.url, shown)
-        return {"url": url} if row.length is None else {"url": url, "offset": row.offset, "length": row.length}
+        if found.broken:
+            return {"broken": found.broken}
+        url = self._targets.resolve(found.url, shown)
+        return {"url": url} if found.length is None else {"url": url, "offset": found.offset, "length": found.length}
 
     async def usage(self) -> Usage:
         """Return the number of files if no chunk were absent, because only record files say which are."""
@@ -274,6 +256,15 @@ class ParquetStore(Store):
     def _file(self, name: str, size: int | None) -> Info:
         return Info(name, Kind.FILE, size, None, self._mtime_ns)
 
+    async def _find(self, key: str, broken: bool = False) -> Buffer | Target | None:
+        """Return the bytes of a document or an inline chunk, the target of another chunk, or None for a directory.
+
+        Raise NotFound if there is no such key, ReadError if it is unknown or invalid. With `broken`, an invalid
+        reference is returned.
+        """
+        found = self._known(await self.opened(), key)
+        return await self._row(key, found, broken) if isinstance(found, Chunk) else found
+
     def _known(self, found: ParquetSet, key: str) -> bytes | Chunk | None:
         """Return the bytes of a document, the location of a possible chunk, or None for a directory.
 
@@ -290,7 +281,7 @@ class ParquetStore(Store):
             index = FLAT.index(rest, grid)
             if index is not None:
                 return Chunk(prefix, *divmod(grid.number_at(index), found.record_size))
-        elif prefix in found.grids and is_chunk_like(rest):
+        elif prefix in found.grids and rest[:1].isdigit():
             raise self._broken(found, prefix)
         raise NotFound(key)
 
@@ -351,11 +342,7 @@ class ParquetStore(Store):
                 yield number, max(start, first), min(first + size, grid.size), record
             number = following
 
-    async def _row(self, key: str, chunk: Chunk, broken: bool = False) -> RecordRow:
-        """Return the reference of a chunk. Raise NotFound if it is absent, ReadError if it is invalid.
-
-        With `broken`, an invalid reference is returned.
-        """
+    async def _row(self, key: str, chunk: Chunk, broken: bool) -> Buffer | Target:
         record = await self._record(chunk.array, chunk.record)
         if record is None:
             raise NotFound(key)
@@ -365,7 +352,7 @@ class ParquetStore(Store):
             raise ReadError(self._shown(_record_key(chunk.array, chunk.record)), str(exc)) from None
         if row is None:
             raise NotFound(key)
-        if row.broken and not broken:
+        if isinstance(row, Target) and row.broken and not broken:
             raise ReadError(self._shown(_record_key(chunk.array, chunk.record)), row.broken)
         return row
 
@@ -482,11 +469,13 @@ class ParquetStore(Store):
         directory = url if url.endswith("://") else f"{url.rstrip('/')}/"  # "zip://" for the root of a zip file
         return f"{directory}{shown(key)}{mark}{query}" + (f"::{archive}" if archive else "")
 
-    async def _whole_size(self, url: str, begin: bool = False) -> int:
+    async def _size(self, target: Target, begin: bool = False) -> int:
+        url = target.url
+
         async def ask() -> int:
             return self._sizes.put(url, await self._targets.size(url, begin))
 
-        size = self._sizes.get(url)
+        size = self._sizes.get(url) if target.length is None else target.length
         return await self._asking.run(url, ask, lambda: self._sizes.get(url)) if size is None else size
 
 
@@ -502,14 +491,14 @@ def _record_key(array: str, number: int) -> str:
 class _RangeValue(Value):
     """A value that is a range of a target."""
 
-    __slots__ = ("_low", "_targets", "_url")
+    __slots__ = ("_target", "_targets")
 
-    def __init__(self, info: Info, targets: TargetReader, url: str, low: int) -> None:
+    def __init__(self, info: Info, targets: TargetReader, target: Target) -> None:
         super().__init__(info, ())
-        self._targets, self._url, self._low = targets, url, low
+        self._targets, self._target = targets, target
 
     async def read(self, start: int, length: int) -> Buffer:
-        stop, low = min(self.size, start + length), self._low
+        stop, low = min(self.size, start + length), self._target.offset
         if start >= stop:
             return b""
-        return await self._targets.read(self._url, low + start, stop - start, low, low + self.size)
+        return await self._targets.read(self._target.url, low + start, stop - start, low, low + self.size)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
 from typing import Any, NamedTuple
 
 from zarrfs.errors import SourceError
@@ -18,7 +17,6 @@ from zarrfs.zarr.grid import Grid, one_for_empty
 DOCUMENT = ".zmetadata"
 RECORD_SIZE = b'"record_size"'  # distinguishes a set's document from a Zarr store's
 RECORD_SIZE_MAX = 2**31 - 1  # rows of a record file, which is read as a whole
-_CHUNK_LIKE = re.compile(r"[0-9]+(?:[./][0-9]+)*", re.ASCII)
 _REPORTED_MAX = 20  # problems that are reported as warnings; more are only counted
 json_text = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -151,11 +149,6 @@ def grid_of(value: object) -> Grid:
     if separator == "/" and len(grid.counts) > 1:
         raise ValueError('dimension_separator: the Parquet layout has chunk names with ".", not "/"')
     return grid
-
-
-def is_chunk_like(name: str) -> bool:
-    """Return whether `name`, below an array of unknown grid, may be the name of a chunk."""
-    return _CHUNK_LIKE.fullmatch(name) is not None
 
 
 def read_set(source: str, document: bytes) -> ParquetSet:

@@ -12,16 +12,15 @@ ABSENT, UNKNOWN = -1, -2  # in place of the size of a chunk: no such chunk; size
 WHOLE, INLINE, BROKEN = -1, -2, -3  # in place of the offset: the text is a whole target, the bytes, or a broken rule
 
 
-class RecordRow(NamedTuple):
-    """One reference: inline bytes, a range of a target, or a whole target (without a length).
+class Target(NamedTuple):
+    """The target of a chunk: a range, or without a length, all of it.
 
     `broken` is the rule that an invalid reference breaks.
     """
 
-    data: Buffer | None
-    url: str = ""
-    offset: int = 0
-    length: int | None = None
+    url: str
+    offset: int
+    length: int | None
     broken: str = ""
 
 
@@ -43,8 +42,8 @@ class RecordFile:
     def __len__(self) -> int:
         return 1000 + self._bytes
 
-    def row(self, number: int) -> RecordRow | None:
-        """Return the reference in row `number`; None if it is empty. Raise ValueError if it is missing."""
+    def row(self, number: int) -> bytes | Target | None:
+        """Return the inline bytes or the target in a row; None if it is empty. Raise ValueError if it is missing."""
         if number >= self.rows:
             raise ValueError(f"row {number}: missing: the file has {self.rows} rows")
         size, offset, code = self._sizes[number], self._offsets[number], self._codes[number]
@@ -52,10 +51,10 @@ class RecordFile:
             return None
         text = bytes(self._texts[self._bounds[code] : self._bounds[code + 1]])
         if offset == INLINE:
-            return RecordRow(text)
+            return text
         if offset == BROKEN:
-            return RecordRow(None, length=size, broken=f"row {number}: {text.decode()}")
-        return RecordRow(None, text.decode(), max(offset, 0), None if offset == WHOLE else size)
+            return Target("", 0, size, f"row {number}: {text.decode()}")
+        return Target(text.decode(), max(offset, 0), None if offset == WHOLE else size)
 
     def sizes(self, start: int, stop: int) -> list[int]:
         """Return the sizes in bytes of the chunks in the rows [start, stop).
