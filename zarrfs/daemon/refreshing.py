@@ -22,7 +22,7 @@ from zarrfs.documents.plan import Plan
 from zarrfs.errors import SourceError, ZarrfsError, internal_error
 from zarrfs.fuse.operations import Operations
 from zarrfs.fuse.versions import StoreVersion
-from zarrfs.sources import discard, fingerprint, open_plan, plan_source
+from zarrfs.sources import discard, open_plan, plan_source
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class Refresher:
 
 def _same(plan: Plan, other: Plan) -> bool:
     """Return whether two plans are known to describe the same version of a document."""
-    if not fingerprint(plan) or fingerprint(plan) != fingerprint(other):
+    if not plan.digest or plan.digest != other.digest:
         return False
     return plan == dataclasses.replace(
         other, index=plan.index, mtime_ns=plan.mtime_ns, temporary=plan.temporary, digest=plan.digest,

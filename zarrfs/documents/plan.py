@@ -23,7 +23,7 @@ class Plan:
     mtime_ns: int | None = None  # of the document
     lists: bool = True  # whether the server behind `url` can list
     warnings: tuple[str, ...] = ()
-    digest: str = ""  # SHA-256 of the document (if noted in its index), or of the place and snapshot; hex
+    digest: str = ""  # identifies the version of a document or snapshot; "" for a source without one: a directory
     blobs: tuple[str, ...] = ()  # sources of blobs, unless -o blobs= names others
     about: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of a repository: facts for `zarrfs info`
     named: str = ""  # of a mount: the source as the user named it, to plan it again from any directory; never printed

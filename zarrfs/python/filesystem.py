@@ -46,7 +46,7 @@ from zarrfs.errors import (
     UsageError,
 )
 from zarrfs.python import background
-from zarrfs.sources import absolute_source, discard, fingerprint, open_plan, plan_source
+from zarrfs.sources import absolute_source, discard, open_plan, plan_source
 from zarrfs.store.api import Info, Kind, Store, Value, WritableStore, check_key, join_key
 from zarrfs.store.followed import with_links_followed
 from zarrfs.zarr import DOCUMENTS
@@ -101,7 +101,7 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
         found = settings(self._items, [os.fspath(source)])
         plan = plan_source(found.sources[0], found.parsed.options)
         try:
-            self.version = fingerprint(plan)
+            self.version = plan.digest
             if version and self.version != version:
                 raise SourceError(plan.source, "has changed since this file system was opened; open it anew")
             for warning in () if version else plan.warnings:

@@ -17,6 +17,7 @@ from base64 import b64encode
 from collections.abc import Callable
 from typing import Any
 
+from zarrfs.archives.source_kinds import absolute, check_sources, is_flux
 from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.config.urls import directory
@@ -50,10 +51,9 @@ def plan_source(
 
 def _finished(plan: Plan, options: Options) -> Plan:
     """Apply -o base= to a plan. Raise UsageError if options select a version of a source that has no versions."""
-    if plan.kind != "icechunk" and (options.branch, options.tag, options.snapshot) != (None, None, None):
-        from zarrfs.sources.icechunk import check_options
-
-        check_options(plan, options)
+    for name in ("branch", "tag", "snapshot"):
+        if plan.kind != "icechunk" and getattr(options, name) is not None:
+            raise UsageError(f"option {name}=: {plan.source} is no Icechunk repository")
     if options.base is None or plan.kind in ("zarr", "icechunk"):
         return plan
     base = options.base if "://" in options.base else absolute_source(options.base)
@@ -62,8 +62,6 @@ def _finished(plan: Plan, options: Options) -> Plan:
 
 def absolute_source(source: str) -> str:
     """Return `source` in a form that is valid in any working directory."""
-    from zarrfs.archives.source_kinds import is_flux
-
     if is_flux(source):
         return source
     path = path_of_uri(source)
@@ -75,8 +73,6 @@ def absolute_source(source: str) -> str:
 
 def absolute_options(options: Options) -> Options:
     """Return `options` with paths that are valid in any working directory."""
-    from zarrfs.archives.source_kinds import absolute
-
     return dataclasses.replace(
         options,
         log_file=options.log_file and os.path.abspath(options.log_file),
@@ -86,12 +82,7 @@ def absolute_options(options: Options) -> Options:
 
 
 def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[], object], forks: bool) -> Plan:
-    if options.blobs:  # before a child is started, and also if the index exists already
-        from zarrfs.archives.source_kinds import check_sources
-
-        check_sources(options.blobs)
-    from zarrfs.archives.source_kinds import is_flux
-
+    check_sources(options.blobs)  # before a child is started, and also if the index exists already
     path = None if is_flux(source) else path_of_uri(source)
     if path is None:
         source = absolute_source(source)  # it may be opened later in another working directory
@@ -145,18 +136,13 @@ def open_plan(plan: Plan, options: Options) -> Store:
     own = plan.path is not None and os.path.realpath(plan.path) == options.upperdir
     if own and plan.kind == "zarr" and options.view is None:
         return Overlay(FileSystemStore(options.upperdir), Upper(options.upperdir, plain=True), owner)
-    over = {"source": plan.source, "fingerprint": fingerprint(plan), "view": options.view}
+    over = {"source": plan.source, "fingerprint": plan.digest, "view": options.view}
     upper = Upper(options.upperdir, over=over)
     try:
         return Overlay(_open(plan, options), upper, owner)
     except BaseException:
         upper.close()
         raise
-
-
-def fingerprint(plan: Plan) -> str:
-    """Return an identifier of this version of a document; "" for a source without one, such as a directory."""
-    return plan.digest
 
 
 def _open(plan: Plan, options: Options) -> Store:

@@ -14,9 +14,9 @@ from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.documents.plan import Plan
-from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing, UsageError, reason_of
+from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing, reason_of
 from zarrfs.icechunk.files import MAGIC
-from zarrfs.icechunk.repository import REF_NAMES, Fetch, Selected, compile_snapshot, select
+from zarrfs.icechunk.repository import Fetch, Selected, compile_snapshot, select
 from zarrfs.net.responses import System
 from zarrfs.sources.fetching import run
 from zarrfs.sources.index_cache import WAIT, IndexCache
@@ -37,13 +37,6 @@ def is_repository(path: str) -> bool:
         return _read(os.path.join(path, "repo"), len(MAGIC)) == MAGIC
     except OSError:
         return os.path.isfile(os.path.join(path, _MAIN)) and os.path.isdir(os.path.join(path, "snapshots"))
-
-
-def check_options(plan: Plan, options: Options) -> None:
-    """Raise UsageError if branch=, tag= or snapshot= is set for a source that is no repository."""
-    given = [name for name in REF_NAMES if getattr(options, name) is not None]
-    if given and plan.kind != KIND:
-        raise UsageError(f"option {given[0]}=: {plan.source} is no Icechunk repository")
 
 
 def plan_local(path: str, options: Options) -> Plan:
