@@ -26,7 +26,7 @@ from zarrfs.system.beneath import is_local, open_cached
 from zarrfs.system.buffers import Buffer, write_parts
 
 BLOCKS = "zarrfs-blocks-3"
-BACK_OFF = 30.0  # seconds without writes and leases after a failed write, or without open_now() after a slow one
+BACK_OFF = 30.0  # seconds without writes and leases after a failed write
 TOUCH = 60.0  # seconds: the precision of the time at which a file was last used
 FULL = (errno.ENOSPC, errno.EDQUOT)
 LEFT = 1 << 30  # bytes of the disk that stay free; a tenth of a small one
@@ -36,7 +36,6 @@ _PASSING = re.compile(r"[0-9a-f]{32}\.lease|\..*\.tmp")
 _ABANDONED = 3600.0  # seconds after which a lease or a temporary file was left by a killed process
 _OTHERS = 8 << 20  # bytes that other processes may write while one looks through the directory
 _FREED = 1 << 30  # bytes that are evicted at most beyond the needed ones
-_SLOW = 0.25  # seconds: if an open takes longer, only threads open files for BACK_OFF seconds
 
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # O_NONBLOCK: do not wait at a FIFO
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -61,7 +60,6 @@ class CacheDirectory:
         self.path, self._size = path, size
         self._reserve = max(size // 16, min(_OTHERS, size // 4))
         self.local = False  # on a file system that never waits for a server
-        self._resume = 0.0  # monotonic; open_now() opens nothing before
         self._mode = 0o700  # of BLOCKS: the users who may write to the cache directory may also write below it
         self._opened: Handle | None = None
         self._lock = threading.Lock()  # held while the directory is looked through
@@ -78,14 +76,10 @@ class CacheDirectory:
 
     def open_now(self, name: str) -> int:
         """Open a file for reading. Raise BlockingIOError if that would wait."""
-        root, began = self._opened, time.monotonic()
-        if root is None or not self.local or began < self._resume:
+        root = self._opened
+        if root is None or not self.local:
             raise BlockingIOError(errno.EAGAIN, "may have to wait for a server")
-        try:
-            return open_cached(name, os.O_RDONLY | _FILE, root)
-        finally:  # a virus scanner, for example, may delay each open
-            if (now := time.monotonic()) - began > _SLOW:
-                self._resume = now + BACK_OFF
+        return open_cached(name, os.O_RDONLY | _FILE, root)
 
     def write(self, name: str, parts: Sequence[Buffer], lease: Handle | None = None) -> None:
         """Write a file, and replace one of the same name. Evict others if space is short.

@@ -6,12 +6,8 @@ import contextlib
 import os
 from typing import IO, Any, cast
 
-from zarrfs.errors import UsageError
-
 STDOUT = "-"
 FORMATS = ("json", "json.gz", "json.zst", "json.xz", "json.bz2")
-# endings that the name of a file archive cannot have
-_PACKED = (".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".tzst", ".zip", ".7z", ".rar", ".cpio", ".zarr", ".parq")
 
 
 def form_of_name(path: str) -> str | None:
@@ -20,17 +16,9 @@ def form_of_name(path: str) -> str | None:
 
 
 def archive_form(path: str) -> str:
-    """Return the format of a file archive called `path`: one of JSON.
-
-    Raise UsageError if the name implies another format. Unlike the name of a set, the name of an archive need not
-    contain "json": any name that ends in .gz, .zst, .xz or .bz2 means compressed JSON.
-    """
-    rest, ending = os.path.splitext(path.lower())
-    compressed = ending if f"json{ending}" in FORMATS else ""
-    packed = os.path.splitext(rest)[1] if compressed else ending
-    if packed in _PACKED:
-        raise UsageError(f"{path}: a file archive is JSON, not {packed[1:]}: give it another name (.json)")
-    return f"json{compressed}"
+    """Return the format of a file archive called `path`: JSON, which an ending as ".gz" of any name compresses."""
+    form = f"json{os.path.splitext(path.lower())[1]}"
+    return form if form in FORMATS else "json"
 
 
 def compressor(raw: IO[bytes], form: str) -> contextlib.AbstractContextManager[IO[bytes]]:

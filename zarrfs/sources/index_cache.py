@@ -18,7 +18,7 @@ import sqlite3
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from zarrfs.errors import SourceError, reason_of
 from zarrfs.store.indexfile import read_notes
@@ -26,7 +26,6 @@ from zarrfs.store.indexfile import read_notes
 _OURS = (".index", ".lock", ".tmp", ".known", ".names", ".netcdf")  # some of them from earlier versions
 _UNUSED = 30 * 86_400.0  # seconds after which an index is removed
 WAIT = 300.0  # seconds to wait for another process that compiles the same document
-_REPORTED = 3.0  # seconds of waiting for a lock after which it is reported
 _PAUSE = 0.05  # seconds between attempts to lock
 _swept = set[str]()  # directories that this process has swept
 
@@ -62,16 +61,15 @@ class IndexCache:
         return path, notes
 
     @contextlib.contextmanager
-    def locked(self, key: str, deadline: float, report: Callable[[], None] = lambda: None) -> Iterator[Index | None]:
+    def locked(self, key: str, deadline: float) -> Iterator[Index | None]:
         """Provide the index of a document, or None, with a lock: the caller then compiles it.
 
-        Until `deadline` (time.monotonic()), wait for another process that compiles it; call `report` once if that
-        takes some seconds. After it, or if the file cannot be locked, go on without a lock.
+        Until `deadline` (time.monotonic()), wait for another process that compiles it. After it, or if the file cannot
+        be locked, go on without a lock.
         """
         if (found := self.find(key)) is not None or self._problem is not None:
             yield found
             return
-        began, reported = time.monotonic(), False
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):
                 path = os.path.join(self.directory, f"{key}.lock")
@@ -83,9 +81,6 @@ class IndexCache:
                         stack.callback(_remove, path)  # a waiting process finds the index, or compiles
                         break
                     except BlockingIOError:
-                        if not reported and time.monotonic() - began > _REPORTED:
-                            reported = True
-                            report()
                         time.sleep(_PAUSE)
             yield self.find(key)
 

@@ -32,7 +32,7 @@ from zarrfs.documents.data_files import why_no_source
 from zarrfs.documents.document import Document
 from zarrfs.documents.json_document import JsonDocument
 from zarrfs.documents.plan import Plan, discard
-from zarrfs.errors import SourceError, UsageError, message_line, reason_of
+from zarrfs.errors import SourceError, UsageError, reason_of
 from zarrfs.net.responses import too_large
 from zarrfs.references.parse import SLICED_MEMBERS
 from zarrfs.sources.index_cache import WAIT, Index, IndexCache
@@ -150,7 +150,7 @@ def fetch_remote(url: str, options: Options, deadline: float, until_compiled: co
 
     def recalled(stamp: str) -> bool:
         nonlocal known
-        known = until_compiled.enter_context(cache.locked(_key(stamp, options), deadline, _waiting(url, options)))
+        known = until_compiled.enter_context(cache.locked(_key(stamp, options), deadline))
         return known is not None
 
     found = read_document(url, options, cache.documents(), recalled) if options.type != "zarr" else None
@@ -184,19 +184,8 @@ def _index(document: Document, options: Options, cache: IndexCache, deadline: fl
     key = _key(document.stamp() if settled else document.digest().hex(), options)
     # fetch_remote() has locked the version of a document from a URL before fetching it
     mine = document.fetched and settled
-    with cache.locked(key, 0 if mine else deadline, _waiting(document.source, options)) as known:
+    with cache.locked(key, 0 if mine else deadline) as known:
         return known or _compile(document, options, cache, key)
-
-
-def _waiting(source: str, options: Options) -> Callable[[], None]:
-    """Return a function that reports on standard error that this process waits for the one that compiles `source`."""
-
-    def write() -> None:
-        if options.log_level != "error":
-            text = f"{without_secrets(source)}: waiting for another process, which compiles the same document"
-            sys.stderr.write(f"zarrfs: {message_line(text)}\n")
-
-    return write
 
 
 def _key(version: str, options: Options) -> str:
