@@ -180,4 +180,4 @@ def test_no_descriptor_of_a_document_stays_open(tmp_path: Path) -> None:
         before = open_descriptors()
         with contextlib.suppress(SourceError):
             prepare(str(path), Options())
-        assert open_descriptors() == before, data
+        assert open_descriptors() <= before, data  # those of an earlier test may be closed meanwhile
