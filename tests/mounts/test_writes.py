@@ -346,7 +346,6 @@ def test_open_files_of_a_lower_directory_that_changes(tmp_path: Path) -> None:
 def test_the_upper_directory_stores_changes_and_whiteouts(tmp_path: Path) -> None:
     upper = tmp_path / "upper"
     upper.mkdir()
-    (upper / ".zarrfs-staging.0123").write_text("left by a killed daemon where files have names at once, as on NFS")
     with mounted(document(tmp_path, LOWER), tmp_path / "mnt", f"upperdir={upper}") as root:
         (root / "v/a/0").unlink()
         (root / "v/a/1").write_text("changed")

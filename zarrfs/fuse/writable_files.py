@@ -517,10 +517,6 @@ class FileOperations(Operations):
         key, wanted = self.inodes.key(inode), self.inodes.file(inode)
         if self.inodes.is_superseded(inode, key):
             return None
-        if wanted is not None and not stat.S_ISDIR(wanted[2]):  # no merged directory
-            status = self.upper.status(key)
-            if status is not None and file_of(status) == wanted:
-                return self._fill_status(status, inode)
         key, found = await self._find(inode)
         if found.status is None and found.info is not None:
             info = await self.overlay.info(key) if found.info.size is None else found.info

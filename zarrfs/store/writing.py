@@ -2,15 +2,14 @@
 
 A file is written without a name (O_TMPFILE), and linked when it is complete: a killed process leaves nothing. It has a
 temporary name, with the prefix `.zarrfs-staging`, for an instant if it replaces another file, and all the time on a
-file system without O_TMPFILE, such as NFS. Names with this prefix are no keys, at any depth. Their owner holds a lock
-(flock) on them, so remove_abandoned() removes only what a killed process left.
+file system without O_TMPFILE, such as NFS. Names with this prefix are no keys, at any depth. Those of killed processes
+are removed by remove_abandoned().
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import secrets
 import shutil
@@ -22,7 +21,7 @@ from zarrfs.system.renaming import NOREPLACE, rename
 
 RESERVED = ".zarrfs-staging"
 _TEMPORARY = f"{RESERVED}."
-_UNLOCKABLE_AGE = 86_400  # seconds: where locks do not work, an older file is considered to be left behind
+_ABANDONED = 86_400  # seconds since a temporary file was last changed: its process has ended
 _NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
 # Errors of link(2) after which rename(2) may succeed, such as on a FUSE file system without hard links.
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS, errno.EXDEV)
@@ -45,7 +44,9 @@ class NewFile:
                 raise FileNotFoundError(errno.ENOENT, "the directory was removed") from exc
             if exc.errno not in _NO_TMPFILE:
                 raise
-            self.descriptor, self._name = _named(directory, mode)
+            self._name = _temporary()
+            flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+            self.descriptor = os.open(self._name, flags, mode, dir_fd=directory)
             self._directory = os.dup(directory)
 
     def place(self, directory: int, name: bytes, replace: bool = True) -> None:
@@ -71,7 +72,6 @@ class NewFile:
                 raise
         else:
             return
-        lock(self.descriptor)
         temporary = _temporary()
         os.link(own, temporary, dst_dir_fd=directory, follow_symlinks=True)
         try:
@@ -144,48 +144,17 @@ def _made(base: BaseDirectory, path: bytes) -> int:
 
 
 def remove_abandoned(directory: int) -> None:
-    """Remove the temporary files in `directory` that killed processes left."""
+    """Remove the temporary files in `directory` that killed processes left a day ago or earlier."""
     for name in os.listdir(f"/proc/self/fd/{directory}"):
         if name.startswith(_TEMPORARY):
             with contextlib.suppress(OSError):
-                _remove_unlocked(directory, name)
-
-
-def _remove_unlocked(directory: int, name: str) -> None:
-    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-    try:
-        status, locked = os.fstat(descriptor), lock(descriptor)
-        old = time.time() - max(status.st_mtime, status.st_ctime) > _UNLOCKABLE_AGE
-        if locked or (locked is None and old):
-            os.unlink(name, dir_fd=directory)
-    finally:
-        os.close(descriptor)
-
-
-def _named(directory: int, mode: int) -> tuple[int, bytes]:
-    """Create a locked file with a temporary name. Before it is locked, another process may remove it."""
-    flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-    while True:
-        name = _temporary()
-        descriptor = os.open(name, flags, mode, dir_fd=directory)
-        if lock(descriptor) is not False and os.fstat(descriptor).st_nlink:
-            return descriptor, name
-        os.close(descriptor)
+                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                if time.time() - max(status.st_mtime, status.st_ctime) > _ABANDONED:
+                    os.unlink(name, dir_fd=directory)
 
 
 def _temporary() -> bytes:
     return os.fsencode(_TEMPORARY + secrets.token_hex(8))
-
-
-def lock(descriptor: int) -> bool | None:
-    """Return whether the lock was acquired; None if the file system has no locks."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
 
 
 def _rename(old: bytes, above: int, name: bytes, directory: int, replace: bool) -> None:
