@@ -96,11 +96,13 @@ def test_the_overhead_of_tiny_chunks_counts_towards_the_budget(tmp_path: Path) -
     with_view(tmp_path, check, budget=MIB)
 
 
-def test_a_chunk_larger_than_memory_is_an_error_unless_it_is_missing(tmp_path: Path) -> None:
+def test_a_chunk_larger_than_memory_is_an_error_unless_it_is_missing_or_uncompressed(tmp_path: Path) -> None:
     trillion = 1 << 40
     packed = {"compressor": {"id": "zlib", "level": 1}}
     (write(tmp_path, "there", [trillion], [trillion], **packed) / "0").write_bytes(zlib.compress(bytes(MIB)))
     write(tmp_path, "absent", [trillion], [trillion], **packed)
+    (write(tmp_path, "plain", [trillion], [trillion]) / "0").touch()
+    os.truncate(tmp_path / "plain/0", trillion)
     write_sharded(tmp_path, 1 << 34)
 
     async def check(view: ArraysView) -> None:
@@ -108,6 +110,7 @@ def test_a_chunk_larger_than_memory_is_an_error_unless_it_is_missing(tmp_path: P
             with pytest.raises(ReadError, match=r"\d+ bytes does not fit"):
                 await view.get(name, 200, 10)
         assert bytes(await view.get("absent.npy", 1 << 39, 10)) == b"\7" * 10
+        assert bytes(await view.get("plain.npy", 1 << 39, 10)) == bytes(10)  # read from the store as it is
 
     with_view(tmp_path, check)
 
