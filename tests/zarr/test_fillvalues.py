@@ -173,6 +173,17 @@ def test_v2_values_of_old_writers_are_read(value: Any, text: Any, expected: str)
     assert from_v2(value, data_type(text)) == (bytes.fromhex(expected), None)
 
 
+@pytest.mark.skipif(np.finfo(np.longdouble).nmant != 63, reason="float128 has no padding on this machine")
+def test_the_padding_of_a_long_double_is_zero() -> None:
+    """It was memory of the process, which readers of missing chunks got."""
+    for value in (0.5, "NaN", 7):
+        for order in "<>":
+            fill, _none = from_v2(value, data_type(f"{order}f16"))
+            assert fill is not None
+            assert (fill[10:] if order == "<" else fill[:6]) == bytes(6)
+            assert np.array_equal(np.frombuffer(fill, f"{order}f16")[0], np.longdouble(value), equal_nan=True)
+
+
 @pytest.mark.parametrize("read", [from_v2, from_v3])
 @pytest.mark.parametrize(
     ("value", "text"),

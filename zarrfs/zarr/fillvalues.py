@@ -170,7 +170,10 @@ def _float(value: JSON, dtype: Dtype) -> bytes:
     if type(value) not in (int, float, str):  # text, such as "NaN", is converted because zarr-python accepts it
         raise TypeError
     with np.errstate(all="ignore"):  # floats that are too large become infinite
-        return np.array(float(value), dtype).tobytes()
+        data = np.array(float(value), dtype).tobytes()
+    if dtype.itemsize == 16 and np.finfo(dtype).nmant == 63:  # ten bytes, and padding that numpy does not initialise
+        data = data[:10] + bytes(6) if _order(dtype) == "little" else bytes(6) + data[6:]
+    return data
 
 
 def _bytes(value: JSON) -> bytes:
