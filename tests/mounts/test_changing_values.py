@@ -104,20 +104,6 @@ def test_an_open_file_whose_value_was_removed_is_an_error_and_not_absent(
         os.close(file)
 
 
-def test_an_open_file_keeps_its_size(changing: Changing, tmp_path: Path) -> None:
-    """The name then leads to another inode, with the new size."""
-    with mounted(changing.url, tmp_path / "mnt", SMALL, "attr_timeout=0s") as root:
-        inode = os.stat(root / "v/0").st_ino
-        assert [entry.inode() for entry in os.scandir(root / "v") if entry.name == "0"] == [inode]
-        file = opened(root / "v/0")
-        changing.change(2 * SIZE)
-        until_old_is_forgotten()
-        assert os.stat(root / "v/0").st_size == 2 * SIZE
-        assert os.fstat(file).st_size == SIZE
-        assert os.fstat(file).st_ino == inode != os.stat(root / "v/0").st_ino
-        os.close(file)
-
-
 def test_a_replaced_value_is_found_in_a_mount_with_an_upper_directory(changing: Changing, tmp_path: Path) -> None:
     """The old inode is ESTALE, so that the kernel looks the name up again. ENOENT would be read as fill values."""
     (tmp_path / "upper").mkdir()
@@ -141,16 +127,20 @@ def test_a_replaced_value_is_found_in_a_mount_with_an_upper_directory(changing: 
 
 
 def test_without_etags_a_changed_size_is_a_new_version(changing: Changing, tmp_path: Path) -> None:
-    """Only the size of the value shows that it was replaced."""
+    """The name then leads to another inode, with the new size."""
     changing.server.tell_tags = False
-    with mounted(changing.url, tmp_path / "mnt", SMALL) as root:
+    with mounted(changing.url, tmp_path / "mnt", SMALL, "attr_timeout=0s") as root:
+        inode = os.stat(root / "v/0").st_ino
+        assert [entry.inode() for entry in os.scandir(root / "v") if entry.name == "0"] == [inode]
         old, file = changing.value, opened(root / "v/0")
         assert os.pread(file, 4096, 0) == old[:4096]
         new = changing.change(2 * SIZE)
         until_old_is_forgotten()
+        assert os.stat(root / "v/0").st_size == 2 * SIZE
+        assert os.fstat(file).st_size == SIZE
+        assert os.fstat(file).st_ino == inode != os.stat(root / "v/0").st_ino
         assert (root / "v/0").read_bytes() == new
         assert error_of(os.pread, file, 4096, LATER) == errno.EIO
-        assert os.fstat(file).st_size == SIZE
         os.close(file)
 
 
