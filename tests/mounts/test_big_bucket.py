@@ -47,6 +47,7 @@ class Bucket:
         self.changed: dict[str, tuple[bytes, str]] = {}
         self.most, self.expires, self.tokens = 1000, False, True
         self.pages: list[str] = []  # the start-after of each requested page
+        self.reads = 0  # requests for values
         self.delay = 0.0
         self.fault: Callable[[int, list[str], bool], tuple[int, list[str], bool]] | None = None
         handler = type("Handler", (_Handler,), {"owner": self})
@@ -129,6 +130,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         path, _, text = self.path.partition("?")
         query = {name: values[0] for name, values in urllib.parse.parse_qs(text, keep_blank_values=True).items()}
         key, headers = urllib.parse.unquote(path).removeprefix("/b").removeprefix("/"), {}
+        self.owner.reads += "list-type" not in query
         if "list-type" in query:
             status, body = self.owner.page(query)
         elif self.owner.has(key):

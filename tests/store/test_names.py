@@ -15,6 +15,7 @@ from tests.store.contract import keys
 from zarrfs.errors import NotDirectory, NotFound, ReadError, StoreError
 from zarrfs.store.api import Kind
 from zarrfs.store.remote import FsspecStore
+from zarrfs.store.unlisted import UnlistedStore
 
 __all__ = ["bucket"]
 
@@ -165,6 +166,18 @@ def test_a_lookup_begins_the_listing_and_a_directory_may_come_after_names_that_b
         assert await state(store, "a") is Kind.DIRECTORY
         assert [info.name async for info in store.list_dir("")] == ["a", "a-b", "a-c", "b"]
         assert bucket.pages[-1] == "x/a-c"  # no page is requested twice
+
+    using(bucket, check)
+
+
+def test_a_page_answers_for_the_documents_that_a_node_lacks(bucket: Bucket) -> None:
+    bucket.keys = ["x/a/.zarray", "x/a/0"]
+
+    async def check(store: FsspecStore) -> None:
+        for name in ("zarr.json", ".zgroup", ".zattrs", ".zmetadata"):
+            with pytest.raises(NotFound):
+                await UnlistedStore(store, lists=True).info(f"a/{name}")
+        assert (bucket.reads, len(bucket.pages)) == (0, 1)
 
     using(bucket, check)
 
