@@ -1,27 +1,28 @@
-"""A proxy in front of a web server that spoils some of the responses, as networks and servers do.
+"""A web server of files that spoils some of the responses, as networks and servers do.
 
-It runs on an asyncio loop in its own thread. A seeded generator decides which responses are spoilt, and how: with the
-same seed and faults, the n-th GET is spoilt in the same way.
+A seeded generator decides which responses are spoilt, and how: with the same seed and faults, the n-th GET is spoilt
+in the same way.
 """
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import contextlib
+import http.server
 import random
 import re
 import socket
+import struct
 import threading
-from collections.abc import Coroutine, Iterator
-from typing import Any, NamedTuple, TypeVar
-from urllib.parse import urlsplit
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
-from tests.servers import free_port
-
-T = TypeVar("T")
+from tests.servers import QuietServer, free_port
 
 FAULTS = (
     "reset",  # the connection is reset instead of a response
@@ -36,251 +37,182 @@ FAULTS = (
     "drip",  # the right bytes, in small pieces with pauses
     "changed",  # the right bytes with another ETag
 )
-_HEAD_MAX = 64 << 10  # bytes
 _PIECE = 64 << 10  # bytes
 _SHIFT = 7  # bytes
-
-
-class _Answer(NamedTuple):
-    """A response of the server: its status line, its headers with names in lower case, its body."""
-
-    status: str
-    headers: dict[str, str]
-    body: bytes
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER with which close(2) sends RST, not FIN
 
 
 class FaultProxy:
-    """A proxy at `url` for the server at `upstream`; each kind of fault spoils its share of the responses to GET.
+    """A server at `url` of the files in `root`; each kind of fault spoils its share of the responses to GET.
 
-    `faults` is {a word of FAULTS, or "late" (2 s): probability} and may be changed at any time. `counts` counts each
-    fault and the requests "GET" and "HEAD"; `paths` counts GETs by path. If `absent` is set, it replaces the server's
-    status 404. Between hold() and release() every GET waits.
+    `faults` is {a word of FAULTS: probability} and may be changed at any time. `counts` counts each fault and the
+    requests "GET" and "HEAD"; `paths` counts GETs by path. If `absent` is set, it replaces the status 404. Between
+    hold() and release() every GET waits.
     """
 
-    def __init__(self, upstream: str, seed: int = 0) -> None:
+    def __init__(self, root: Path, seed: int = 0) -> None:
+        self.root = root
         self.faults: dict[str, float] = {}
-        self.absent: int | None = None
+        self.absent = 404
         self.counts: collections.Counter[str] = collections.Counter()
         self.paths: collections.Counter[str] = collections.Counter()
         self.held = threading.Event()  # set once a GET waits for release()
-        parts = urlsplit(upstream)
-        assert parts.hostname is not None
-        assert parts.port is not None
-        self._upstream = parts.hostname, parts.port
-        self._random = random.Random(seed)
-        self._free = asyncio.Event()
+        self._random, self._lock, self._free = random.Random(seed), threading.Lock(), threading.Event()
         self._free.set()
-        self._server: asyncio.Server | None = None
-        self._clients: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.start()
 
-    # -- for tests
-
     def start(self) -> None:
         """Listen, always on the same port."""
-        self._do(self._start())
+        self._server = _Server(("127.0.0.1", self.port), type("Handler", (_Handler,), {"owner": self}))
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def stop(self) -> None:
         """Stop listening and reset all connections, both idle ones and those in the middle of a response."""
-        self._do(self._stop())
-
-    def close(self) -> None:
-        """Stop for good, and end the thread."""
-        self.stop()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._server.shutdown()
+        self._server.server_close()
+        self._server.reset()
 
     def hold(self) -> None:
         """Make GETs from now on wait; `held` is set once a GET waits."""
         self.held.clear()
-        self._loop.call_soon_threadsafe(self._free.clear)
+        self._free.clear()
 
     def release(self) -> None:
         """Answer the GETs that wait."""
-        self._loop.call_soon_threadsafe(self._free.set)
+        self._free.set()
 
-    def connections(self) -> int:
-        """Return the number of open client connections."""
-        return len(self._clients)
-
-    # -- the loop
-
-    def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
-
-    async def _start(self) -> None:
-        self._server = await asyncio.start_server(
-            self._client, "127.0.0.1", self.port, reuse_address=True, backlog=256, limit=_HEAD_MAX
-        )
-
-    async def _stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        clients = list(self._clients)
-        for task in clients:
-            task.cancel()
-        await asyncio.gather(*clients, return_exceptions=True)
-
-    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a client's connection, with its own connection to the server."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._clients.add(task)
-        server = _Upstream(*self._upstream)
-        try:
-            while await self._one(reader, writer, server):
-                pass
-        except (OSError, EOFError, asyncio.CancelledError):
-            _reset(writer)
-        finally:
-            self._clients.discard(task)
-            server.close()
-            writer.close()
-
-    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, server: _Upstream) -> bool:
-        """Answer one request; return whether the connection can be used for another."""
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-        method, path, _ = head.split(" ", 2)
-        self.counts[method] += 1
-        fault = None
-        if method == "GET":
+    def begin(self, method: str, path: str) -> str | None:
+        """Count a request, wait while it is held, and return its fault."""
+        with self._lock:
+            self.counts[method] += 1
+            if method == "HEAD":
+                return None
             self.paths[path] += 1
-            fault = self._draw()
-            if not self._free.is_set():
-                self.held.set()
-                await self._free.wait()
-        if fault is not None:
-            self.counts[fault] += 1
+            point, chosen = self._random.random(), None
+            for fault, share in self.faults.items():
+                point -= share
+                if point < 0:
+                    chosen = fault
+                    self.counts[fault] += 1
+                    break
+        if not self._free.is_set():
+            self.held.set()
+            self._free.wait()
+        return chosen
+
+
+class _Server(QuietServer):
+    """A server that can reset its connections."""
+
+    stopped = False
+
+    def __init__(self, *arguments: Any) -> None:
+        self._clients: set[socket.socket] = set()
+        super().__init__(*arguments)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        client, address = super().get_request()
+        self._clients.add(client)
+        return client, address
+
+    def shutdown_request(self, request: Any) -> None:
+        self._clients.discard(request)
+        request.close()
+
+    def reset(self) -> None:
+        self.stopped = True
+        for client in list(self._clients):
+            with contextlib.suppress(OSError):
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                client.shutdown(socket.SHUT_RD)  # wakes its thread, which then closes it
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else a body waits for the acknowledgement of its headers
+    owner: FaultProxy
+    server: _Server
+
+    def log_message(self, *arguments: object) -> None:
+        """Print nothing: the errors are intended."""
+
+    def do_GET(self) -> None:
+        fault = self.owner.begin(self.command, self.path)
         if fault == "reset":
-            raise ConnectionResetError
-        if fault in ("503", "429"):
-            return await _send(reader, writer, _Answer(f"HTTP/1.1 {fault} Busy", {"retry-after": "0"}, b"no\n"))
-        answer = await server.ask(_shifted(head) if fault == "elsewhere" else head)
-        if self.absent is not None and answer.status.split()[1] == "404":
-            answer = answer._replace(status=f"HTTP/1.1 {self.absent} Absent")
-        if method == "HEAD":
-            writer.write(_head(answer.status, answer.headers))
-            await writer.drain()
-            return True
-        return await _send(reader, writer, answer, fault)
+            self._reset()
+        elif fault in ("503", "429"):
+            self._send(int(fault), {"Retry-After": "0"}, b"no\n")
+        else:
+            self._answer(self.owner.root / unquote(self.path.partition("?")[0]).lstrip("/"), fault)
 
-    def _draw(self) -> str | None:
-        point = self._random.random()
-        for fault, share in self.faults.items():
-            point -= share
-            if point < 0:
-                return fault
-        return None
+    do_HEAD = do_GET
 
+    def _answer(self, path: Path, fault: str | None) -> None:
+        if path.is_dir():  # as nginx without listings
+            slash = self.path.endswith("/")
+            return self._send(403 if slash else 301, {} if slash else {"Location": f"{self.path}/"}, b"no\n")
+        if not path.is_file():
+            return self._send(self.owner.absent, {}, b"no\n")
+        size, changed = path.stat().st_size, path.stat().st_mtime
+        headers = {"ETag": f'"{changed:.0f}-{size}"', "Last-Modified": self.date_time_string(int(changed))}
+        if fault == "changed":
+            headers["ETag"] = '"changed"'
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        start, stop = (int(asked[1]), int(asked[2]) + 1 if asked[2] else size) if asked else (0, size)
+        if asked and fault == "elsewhere":
+            start, stop = start + _SHIFT, stop + _SHIFT
+        if asked and start >= size:
+            return self._send(416, {"Content-Range": f"bytes */{size}"}, b"")
+        with path.open("rb") as file:
+            file.seek(start)
+            body = file.read(stop - start)
+        if asked:
+            headers["Content-Range"] = f"bytes {start}-{start + len(body) - 1}/{size}"
+        body = {"short": body[: len(body) // 2], "long": body + bytes(_SHIFT)}.get(fault or "", body)
+        return self._send(206 if asked else 200, headers, body, fault)
 
-class _Upstream:
-    """A connection to the server, opened at the first request."""
+    def _send(self, status: int, headers: dict[str, str], body: bytes, fault: str | None = None) -> None:
+        """Send a response, spoilt by `fault`."""
+        self.send_response(status)
+        for name, text in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, text)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if fault in ("reset late", "stall", "truncate"):
+            body, self.close_connection = body[: len(body) // 2], True
+        size = max(1, -(-len(body) // 8)) if fault == "drip" else _PIECE
+        for at in range(0, len(body), size):
+            time.sleep(0.05 * (fault == "drip"))
+            if self.server.stopped:
+                self._reset()
+            self.wfile.write(body[at : at + size])
+        if fault == "reset late":
+            time.sleep(0.01)  # the client sees the first half
+            self._reset()
+        if fault == "stall":
+            self.rfile.read()  # until the client closes
 
-    def __init__(self, host: str, port: int) -> None:
-        self._address = host, port
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-
-    async def ask(self, head: str) -> _Answer:
-        """Send a request without a body; return the response."""
-        if self._streams is None:
-            self._streams = await asyncio.open_connection(*self._address, limit=_HEAD_MAX)
-        reader, writer = self._streams
-        writer.write(head.encode("latin-1"))
-        lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:-2])}
-        body = b""
-        if not head.startswith("HEAD ") and headers.get("transfer-encoding") == "chunked":
-            body = await _chunks(reader)
-            del headers["transfer-encoding"]
-        elif not head.startswith("HEAD "):
-            body = await reader.readexactly(int(headers.get("content-length", "0")))
-        if headers.pop("connection", "") == "close":
-            self.close()
-            self._streams = None
-        return _Answer(lines[0], headers, body)
-
-    def close(self) -> None:
-        if self._streams is not None:
-            self._streams[1].close()
-
-
-async def _chunks(reader: asyncio.StreamReader) -> bytes:
-    """Read a body in chunks (RFC 9112, 7.1), as nginx sends listings."""
-    body = b""
-    while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
-        body += (await reader.readexactly(size + 2))[:-2]
-    await reader.readuntil(b"\r\n")
-    return body
-
-
-def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close a connection with RST, not with FIN."""
-    connection = writer.get_extra_info("socket")
-    with contextlib.suppress(OSError):
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-    writer.transport.abort()
-
-
-def _shifted(head: str) -> str:
-    """Return the request with its range shifted."""
-
-    def further(match: re.Match[str]) -> str:
-        return f"bytes={int(match[1]) + _SHIFT}-{int(match[2]) + _SHIFT}"
-
-    return re.sub(r"bytes=(\d+)-(\d+)", further, head)
-
-
-def _head(status: str, headers: dict[str, str]) -> bytes:
-    return "\r\n".join([status, *(f"{name}: {value}" for name, value in headers.items()), "", ""]).encode("latin-1")
-
-
-async def _send(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: _Answer, fault: str | None = None
-) -> bool:
-    """Send a response, spoilt by `fault`; return whether the connection can be used for another request."""
-    body, half = answer.body, answer.body[: len(answer.body) // 2]
-    headers = {**answer.headers, "etag": '"changed"'} if fault == "changed" else answer.headers
-    body = {"short": half, "long": body + bytes(_SHIFT)}.get(fault or "", body)
-    if fault == "late":
-        await asyncio.sleep(2)
-    writer.write(_head(answer.status, {**headers, "content-length": str(len(body))}))
-    if fault in ("reset late", "stall", "truncate"):
-        body = half
-    size = max(1, -(-len(body) // 8)) if fault == "drip" else max(1, len(body))
-    for at in range(0, len(body), size):
-        if fault == "drip":
-            await asyncio.sleep(0.05)
-        writer.write(body[at : at + size])
-        await writer.drain()
-    await writer.drain()
-    if fault == "reset late":
-        await asyncio.sleep(0.01)  # the client sees the first half
+    def _reset(self) -> None:
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         raise ConnectionResetError
-    if fault == "stall":
-        await reader.read()  # until the client closes
-    return fault not in ("stall", "truncate")
 
 
 @contextlib.contextmanager
-def proxied(upstream: str, seed: int = 0) -> Iterator[FaultProxy]:
-    """Run a proxy in front of `upstream`."""
-    proxy = FaultProxy(upstream, seed)
+def proxied(root: Path, seed: int = 0) -> Iterator[FaultProxy]:
+    """Run a server of the files in `root`."""
+    proxy = FaultProxy(root, seed)
     try:
         yield proxy
     finally:
         proxy.release()
-        proxy.close()
+        proxy.stop()
 
 
 @pytest.fixture
 def proxy(nginx: Any) -> Iterator[FaultProxy]:
-    """Run a proxy, at first without faults, in front of nginx without listings."""
-    with proxied(nginx.plain.url) as made:
+    """Run a server, at first without faults, of the files that nginx serves."""
+    with proxied(nginx.plain.root) as made:
         yield made

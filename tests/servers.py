@@ -184,7 +184,7 @@ class Faulty:
         self._lock = threading.Lock()
         self.tell_tags, self.tell_times = True, False  # send ETags; send the current time as Last-Modified
         handler = type("Handler", (_FaultyHandler,), {"owner": self})
-        self._server = _Server(("127.0.0.1", 0), handler)
+        self._server = QuietServer(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
@@ -265,7 +265,7 @@ def serving_by_headers(
 
         do_HEAD = do_GET
 
-    with (_Server6 if ":" in host else _Server)((host, 0), Handler) as server:
+    with (QuietServer6 if ":" in host else QuietServer)((host, 0), Handler) as server:
         if context is not None:
             server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
@@ -275,7 +275,7 @@ def serving_by_headers(
             server.shutdown()
 
 
-class _Server(http.server.ThreadingHTTPServer):
+class QuietServer(http.server.ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
@@ -283,7 +283,7 @@ class _Server(http.server.ThreadingHTTPServer):
         """Print nothing: tests have clients that disconnect."""
 
 
-class _Server6(_Server):
+class QuietServer6(QuietServer):
     address_family = socket.AF_INET6
 
 
@@ -432,7 +432,7 @@ class SignedS3(NamedTuple):
 @pytest.fixture(scope="session")
 def signed_s3(s3: S3) -> Iterator[SignedS3]:
     """Run a server that checks signatures by botocore, since moto does not check those of presigned URLs."""
-    server = _Server(("127.0.0.1", 0), _SignedHandler)
+    server = QuietServer(("127.0.0.1", 0), _SignedHandler)
     _SignedHandler.behind, _SignedHandler.denied = s3.endpoint, []
     threading.Thread(target=server.serve_forever, daemon=True).start()
     endpoint = f"http://127.0.0.1:{server.server_port}"

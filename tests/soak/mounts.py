@@ -24,7 +24,6 @@ from tests.conftest import run
 from tests.faultproxy import FaultProxy, proxied
 from tests.mounts.mounting import alive, daemon_pid, mount_lines
 from tests.mounts.remotevalues import Value, cut, document, publish
-from tests.servers import nginx_at
 
 MIB = 1 << 20
 # Errors of a mount whose daemon was killed, and (ENOENT) of the empty directory below it until it is mounted again.
@@ -186,8 +185,8 @@ def _values(found: list[Value]) -> dict[str, memoryview]:
 @contextlib.contextmanager
 def world(directory: Path, seed: int) -> Iterator[World]:
     """Start the servers and make the sources in `directory`; mount nothing."""
-    for name in "nginx", "www", "tmp":
+    for name in "www", "tmp":
         (directory / name).mkdir()
     os.environ |= {"XDG_CACHE_HOME": str(directory / "cache"), "TMPDIR": str(directory / "tmp")}
-    with nginx_at(directory / "nginx", directory / "www") as nginx, proxied(nginx.plain.url, seed) as proxy:
+    with proxied(directory / "www", seed) as proxy:
         yield World(directory, seed, directory / "www", proxy)
