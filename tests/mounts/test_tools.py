@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,3 +53,15 @@ def test_find_lists_every_entry_with_its_size(root: Path) -> None:
     shown = {line.split("\t")[1]: int(line.split("\t")[0]) for line in sh("du", "-aB1", ".", cwd=root).splitlines()}
     assert (shown["./job/inputs/hole"], shown["./job/inputs/sparse"]) == (0, 4096)
     assert sh("find", root, "-type", "d", "-links", "+2").split() == [str(root), f"{root}/job", f"{root}/job/inputs"]
+
+
+def test_gsutil_copies_contents(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    copy = tmp_path / "copy"
+    (copy / "job").mkdir(parents=True)
+    # without parallelism: it is not under test, and would fork two dozen interpreters
+    single = ("-o", "GSUtil:parallel_process_count=1", "-o", "GSUtil:parallel_thread_count=1")
+    sh(os.path.join(os.path.dirname(sys.executable), "gsutil"), *single, "rsync", "-r", root / "job", copy / "job")
+    for key, about in EXPECTED.items():
+        if "sha256" in about:
+            assert hashlib.sha256((copy / key).read_bytes()).hexdigest() == about["sha256"], key
