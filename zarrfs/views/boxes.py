@@ -63,9 +63,11 @@ def pieces(box: Box, chunks: Shape, counts: Shape) -> Iterator[Piece]:
         ]
         for start, stop, step in zip(box.start, box.stop, chunks, strict=True)
     ]  # fmt: skip
-    for cell in itertools.product(*sides):
-        index, inside, where = zip(*cell, strict=True)
-        yield Piece(_number(index, counts), inside, where)
+    for above in itertools.product(*sides[:-1]):
+        index, inside, where = zip(*above, strict=True) if above else ((), (), ())
+        row = _number(index, counts) * counts[-1]
+        for at, part, place in sides[-1]:
+            yield Piece(row + at, (*inside, part), (*where, place))
 
 
 def runs(shape: Shape, chunks: Shape, counts: Shape, start: int, stop: int, most: int) -> list[Run]:
