@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -176,3 +177,43 @@ def test_the_user_manager_runs_a_user_s_own_unit(machine: Booted) -> None:
     manager("reload")
     manager("stop")
     assert "/home/ann/own" not in machine.mounts()
+
+
+HELPER = "from zarrfs.cli.mount_helper import main\nraise SystemExit(main())\n"
+CONSUMER = """\
+[Unit]
+Requires=zarrfs@era5.service
+After=zarrfs@era5.service
+RequiresMountsFor=/mnt/line /mnt/era5
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=sh -c 'cat /mnt/era5/a >/shared/at-boot'
+ExecStop=sh -c 'cat /mnt/era5/a >/shared/at-shutdown; cat /mnt/line/a >>/shared/at-shutdown'
+"""
+
+
+@pytest.mark.nightly
+def test_boot_and_shutdown(machine: Booted) -> None:
+    """A unit that requires mounts can read them from start to stop; a failing line of fstab does not stop the boot."""
+    units, wanted = "/etc/systemd/system", "/etc/systemd/system/multi-user.target.wants"
+    service = (ROOT / "systemd/zarrfs@.service").read_text().replace("/usr/bin/zarrfs", f"{ROOT}/.venv/bin/zarrfs")
+    files: dict[str, str | Path] = {
+        "/srv/data/refs.json": REFS,
+        "/etc/zarrfs/era5.conf": configuration("era5", options=""),
+        f"{units}/zarrfs@.service": service,
+        f"{wanted}/zarrfs@era5.service": Path("../zarrfs@.service"),
+        f"{units}/consumer.service": CONSUMER,
+        f"{wanted}/consumer.service": Path("../consumer.service"),
+        "/usr/sbin/mount.zarrfs": f"#!{ROOT}/.venv/bin/python -I\n{HELPER}",
+        "/etc/fstab": "/srv/data/refs.json /mnt/line zarrfs nofail 0 0\n/gone.json /mnt/gone zarrfs nofail 0 0\n",
+    }
+    with Booted(files, states=("degraded",)) as booted:
+        assert (booted.shared / "at-boot").read_text() == "hello"
+        failed = booted.root("systemctl --failed --plain --no-legend").split()
+        assert failed[0] == "mnt-gone.mount"
+        assert set(booted.mounts()) == {"/mnt/era5", "/mnt/line"}
+        booted.root("systemctl poweroff", check=False)
+        assert booted.ended()
+        assert (booted.shared / "at-shutdown").read_text() == "hellohello"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 import shutil
@@ -10,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
@@ -38,6 +40,13 @@ class Place:
 
     def mounted(self) -> contextlib.AbstractContextManager[Path]:
         return mounted(self.source, self.directory / "mnt", f"upperdir={self.directory}/upper")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Mount a reference set once for all tests that do not remount."""
+    with Place(tmp_path_factory.mktemp("tools")).mounted() as root:
+        yield root
 
 
 @pytest.fixture
@@ -201,3 +210,68 @@ def test_a_shared_mapping_agrees_with_reads_and_writes(place: Place) -> None:
 
 
 # -- stressors
+
+
+@pytest.mark.nightly
+def test_git_repositories_are_intact_after_a_remount(place: Place) -> None:
+    with place.mounted() as root:
+        work = root / "d"
+        identity = ["-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "maintenance.auto=false"]
+        sh("git", "init", "-q", cwd=work)
+        sh("git", "add", ".", cwd=work)
+        sh("git", *identity, "commit", "-q", "-m", "one", cwd=work)
+        for number in range(2):
+            (work / f"file{number}").write_text(f"{number}\n" * 50)
+            sh("git", "add", "-A", cwd=work)
+            sh("git", *identity, "commit", "-q", "-m", str(number), cwd=work)
+        sh("git", "clone", "-q", work, root / "clone", cwd=root)
+        sh("git", "gc", "-q", "--prune=now", cwd=work)
+        sh("mv", "sub", "moved", cwd=work)  # a directory of the source: rename(2), and so git mv, fails with EXDEV
+        sh("git", "add", "-A", cwd=work)
+        sh("git", *identity, "commit", "-q", "-m", "moved", cwd=work)
+    with place.mounted() as root:
+        for directory in (root / "d", root / "clone"):
+            sh("git", "fsck", "--full", "--strict", cwd=directory)
+            assert sh("git", "status", "--porcelain", cwd=directory) == ""
+        assert len(sh("git", "log", "--oneline", cwd=root / "d").splitlines()) == 4
+        sh("git", "pull", "-q", cwd=root / "clone")
+        assert (root / "clone/moved/part").read_bytes() == (root / "d/moved/part").read_bytes()
+
+
+def test_a_lock_excludes_other_processes(shared: Path) -> None:
+    path = shared / "e/x"
+    for kind in ("flock", "lockf"):
+        code = f"import fcntl; fcntl.{kind}(open({str(path)!r}, 'r+b'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+        with path.open("r+b") as file:
+            getattr(fcntl, kind)(file, fcntl.LOCK_EX)
+            other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+            assert "BlockingIOError" in other.stderr, kind
+        sh(sys.executable, "-c", code)
+
+
+STRESSORS = ("chmod", "chown", "dentry", "dir", "dirdeep", "fcntl", "filename", "flock", "fstat", "getdent", "hdd",
+             "link", "lockf", "mknod", "rename", "seek", "symlink", "touch", "utime")  # fmt: skip
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.nightly
+def test_stress_ng_finds_no_error(shared: Path) -> None:
+    """All stressors run together for two seconds; with --verify they check that they read what they wrote."""
+    before = os.stat(shared).st_dev
+    (shared / "stress").mkdir()
+    stressors = [part for name in STRESSORS for part in (f"--{name}", "1")]
+    bounds = ["--timeout", "2", "--hdd-bytes", "8m", "--dentries", "200", "--dirdeep-inodes", "200"]
+    sh("stress-ng", "--verify", "--temp-path", shared / "stress", *stressors, *bounds)
+    assert os.stat(shared).st_dev == before
+    assert os.listdir(shared / "stress") == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("engine", ["mmap", "libaio"])
+def test_fio_verifies_the_blocks_that_it_wrote(engine: str, shared: Path) -> None:
+    directory = shared / f"fio-{engine}"
+    directory.mkdir()
+    blocks = "--bsrange=4k-64k" if engine == "mmap" else "--bsrange=512-64k"
+    options = [blocks, "--rw=randrw", "--size=8m", "--numjobs=2", "--verify=crc32c", "--do_verify=1",
+               "--verify_fatal=1", "--fallocate=none", "--fsync=64", "--minimal"]  # fmt: skip
+    sh("fio", "--name=job", f"--directory={directory}", f"--ioengine={engine}", *options, cwd=directory)
