@@ -60,17 +60,17 @@ def run(source: str, command: tuple[str, ...], parsed: Parsed) -> None:
     child, go, failed = _prepare([word.replace("{}", place) for word in command], place)
     # the daemon logs to standard error, and stays while this process or COMMAND lives
     owners = os.getpid(), child
-    parsed.options = dataclasses.replace(parsed.options, log_to_stderr=True, hold=True, owner=owners)
+    parsed.options = dataclasses.replace(parsed.options, temporary=True, hold=True, owner=owners)
     quiet = parsed.options.log_level == "error"
     try:
         with orderly_end():
             session.mount(source, place, parsed, lambda text: None if quiet else common.say(text))
     except (ZarrfsError, OSError) as exc:
         common.say(str(exc))
-        _remove(place)
+        session.remove_temporary(place)
         sys.exit(FAILED)
     except BaseException:
-        _remove(place)
+        session.remove_temporary(place)
         raise
     daemons = {*children()} - {child}
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -89,7 +89,7 @@ def run(source: str, command: tuple[str, ...], parsed: Parsed) -> None:
     except MountError as exc:
         common.say(str(exc))
         status = status or FAILED
-    _remove(place)
+    session.remove_temporary(place)
     sys.exit(status)
 
 
@@ -138,10 +138,3 @@ def _wait(child: int, daemons: set[int]) -> int:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, got.si_signo)
-
-
-def _remove(place: str) -> None:
-    """Remove the directory of the mount, which stays if it is still mounted."""
-    with contextlib.suppress(OSError):
-        os.rmdir(place)
-        os.rmdir(os.path.dirname(place))

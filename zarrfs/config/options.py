@@ -243,8 +243,8 @@ class Options:
     )
     # internal: cached facts about targets from before this time (seconds since 1970) are stale; set by a refresh
     asked_since: float = 0.0
-    # internal: a background mount keeps standard error for its log
-    log_to_stderr: bool = False
+    # internal: a mount of `zarrfs run`: its daemon logs to standard error, and removes the mount point at its end
+    temporary: bool = False
     # internal: the largest document in bytes, as fetched or decompressed
     document_limit: int = 4 << 30
     # internal: which outages are waited for until read_timeout: "none", those of a server that has "answered" before,

@@ -282,7 +282,7 @@ def _daemon(
         if os.getppid() != parent:  # it was killed, and nobody knows of this mount
             os.kill(os.getpid(), signal.SIGTERM)
             return False
-        if not options.log_to_stderr:
+        if not options.temporary:
             os.dup2(1, 2)  # closes stderr, because a shell's $(mount ...) waits until it is closed
         with contextlib.suppress(OSError):  # our parent was interrupted and ends this process with a signal
             os.write(pipe, READY)
@@ -296,7 +296,7 @@ def _daemon(
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         leave_directory()
         close_descriptors(keep={2, pipe, *owners})
-        logs.configure(options, options.log_to_stderr, mountpoint)
+        logs.configure(options, options.temporary, mountpoint)
         serve(plan, mountpoint, options, kernel, ready, owners, detach=True)
         status = 0
     except BaseException as exc:
@@ -308,4 +308,13 @@ def _daemon(
                 os.write(pipe, text.encode(errors="replace"))
     finally:
         logs.finish()
+        if options.temporary:
+            remove_temporary(mountpoint)
         os._exit(status)
+
+
+def remove_temporary(mountpoint: str) -> None:
+    """Remove the mount point of `zarrfs run` and the directory that holds it, unless it is still mounted."""
+    with contextlib.suppress(OSError):
+        os.rmdir(mountpoint)
+        os.rmdir(os.path.dirname(mountpoint))
