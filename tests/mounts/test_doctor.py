@@ -97,6 +97,17 @@ def test_dead_and_stopped_mounts_are_named(tmp_path: Path) -> None:
         assert (ended.returncode, ended.stderr) == (0, "")
 
 
+def test_a_home_that_does_not_answer_is_a_problem(tmp_path: Path) -> None:
+    with mounted(SOURCE, tmp_path / "home") as home:
+        pid = daemon_pid(home)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            done = run("doctor", env=os.environ | {"XDG_CONFIG_HOME": str(home)})
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    assert findings(done)[-1][0] == "problem"
+
+
 def test_a_check_that_fails_is_a_problem() -> None:
     done = run("doctor", program=("unshare", "-m", "sh", "-c", 'mount -t tmpfs x /proc && exec "$@"', "sh", PROGRAM))
     assert done.returncode == 1

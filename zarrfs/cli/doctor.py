@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import shlex
 import ssl
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -25,6 +26,7 @@ Examples:
 \b
 Nothing is mounted and nothing is changed."""
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
+_LIMIT = 10.0  # seconds for all checks
 _PACKAGES = {  # by the extra that installs them
     "s3": "botocore", "gcs": "google-auth", "azure": "azure-identity", "sftp": "sshfs", "parquet": "pyarrow",
     "netcdf": "h5py",
@@ -40,7 +42,32 @@ class Finding(NamedTuple):
     advice: str = ""
 
 
+def _in_time(checks: Callable[..., None]) -> Callable[..., None]:
+    """Run `checks` in a child process: the home, or a directory in the options, may lie on a dead file server."""
+
+    @functools.wraps(checks)
+    def run(**given: Any) -> None:
+        from zarrfs.system.mounts import from_child
+
+        def check(pipe: int) -> None:
+            os.dup2(pipe, 1)
+            os.dup2(pipe, 2)
+            try:
+                checks(**given)
+            except SystemExit as exc:
+                os.write(pipe, bytes([int(exc.code or 0)]))
+
+        written, ended = from_child(check, _LIMIT)
+        late = Finding("time", PROBLEM, f"the configuration cannot be read in {_LIMIT:g} s", "is a file server down?")
+        text, status = (written[:-1], written[-1]) if ended else (f"{_line(late)}\n".encode(), 1)
+        click.echo(text, nl=False, err=status == 2)  # 2: an error in the options
+        sys.exit(status)
+
+    return run
+
+
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
+@_in_time
 @common.source_options(log_level="error")
 def doctor(parsed: Parsed) -> None:
     """Diagnose what prevents a mount by this user on this machine.
@@ -55,9 +82,13 @@ def doctor(parsed: Parsed) -> None:
         except Exception as exc:
             found.append(Finding(check.__name__[1:], PROBLEM, f"cannot be checked: {exc}"))
     for one in found:
-        advice = f": {one.advice}" if one.advice else ""
-        click.echo(message_line(f"{one.state:<8} {one.check + ':':<15} {one.fact}{advice}"))
+        click.echo(_line(one))
     sys.exit(1 if any(one.state == PROBLEM for one in found) else 0)
+
+
+def _line(one: Finding) -> str:
+    advice = f": {one.advice}" if one.advice else ""
+    return message_line(f"{one.state:<8} {one.check + ':':<15} {one.fact}{advice}")
 
 
 def _device(options: Options) -> Iterator[Finding]:
