@@ -403,6 +403,11 @@ def test_a_secret_with_a_comma_is_not_shown_in_the_error() -> None:
     assert "hush" not in refused("s3://b/c.secret=hush")
 
 
+def test_an_unknown_option_after_a_secret_is_named_where_no_comma_separates_them(user: Path) -> None:
+    write(user, '[storage.http]\nauth = "a:hush"\nclient_kwargs = {x = "hush"}\n')
+    assert "option http.client_kwargs: unknown: there are allow_redirects, " in refused()
+
+
 # -- the program
 
 

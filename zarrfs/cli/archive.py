@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from zarrfs.cli import common
-from zarrfs.errors import UsageError, printable, reason_of
+from zarrfs.errors import UsageError, reason_of
 
 EPILOG = """\b
 Examples:
@@ -99,7 +99,7 @@ def _create(
 
     def warn(text: str) -> None:
         if not quiet:
-            common.say(f"warning: {printable(text)}")
+            meter.say(f"warning: {text}")
 
     async def write() -> None:
         with contextlib.ExitStack() as stack:

@@ -9,7 +9,7 @@ import click
 
 from zarrfs.cli import common, meter
 from zarrfs.config.options import Parsed
-from zarrfs.errors import UsageError, printable
+from zarrfs.errors import UsageError
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
@@ -67,7 +67,7 @@ def commit(
         nonlocal left_out
         left_out = True
         if parsed.options.log_level != "error":
-            common.say(f"warning: {printable(text)}")
+            meter.say(f"warning: {text}")
 
     async def body(store: Store, plan: Plan) -> None:
         assert isinstance(store, Overlay)

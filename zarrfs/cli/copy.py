@@ -67,11 +67,7 @@ def copy(
         if source == STDIN and isinstance(store, IndexStore):  # the time of a temporary file: another one next time
             store.mtime_ns = None
         with meter.displayed(report, parsed.options.log_level == "error"):
-            await copy_store(store, dest, report, warn, include, exclude, overwrite, share, sync)
-
-    def warn(line: str) -> None:
-        meter.erase()
-        common.say(printable(line))
+            await copy_store(store, dest, report, meter.say, include, exclude, overwrite, share, sync)
 
     with _given(source) as path:
         common.run_on_store(path, parsed, body)

@@ -11,7 +11,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from zarrfs.cli import common
 from zarrfs.config.values import human
+from zarrfs.errors import printable
 
 _QUIET_FOR = 0.5  # seconds before the line appears
 _EVERY = 0.2  # seconds between updates
@@ -38,10 +40,11 @@ def displayed(progress: Any, quiet: bool) -> Iterator[None]:
         thread.join()
 
 
-def erase() -> None:
-    """Erase the line before another one is printed; it appears again below that."""
+def say(text: str) -> None:
+    """Print a line of text in place of the line of progress, which appears again below it."""
     if _can_erase():
         _replace_line("")
+    common.say(printable(text))
 
 
 def _can_erase() -> bool:

@@ -18,8 +18,7 @@ def as_items(given: Mapping[str, Any]) -> list[str]:
 
     Text is written as on the command line ("64MiB", "30s"). Numbers are bytes, seconds or counts, permission bits are
     integers as for os.chmod(), repeatable options take lists, storage_options takes {"s3": {"anon": True}}, and
-    s3={"anon": True} is the same. Raise UsageError for a value that has no text; everything else is checked by
-    options.parse().
+    s3={"anon": True} is the same. Raise UsageError for an item that is wrong by itself.
     """
     items: list[str] = []
     for name, value in given.items():
@@ -42,6 +41,8 @@ def as_items(given: Mapping[str, Any]) -> list[str]:
             items += [f"{name}={_text(name, one)}" for one in value] or [f"{name}=[]"]
         elif value is not None:
             items.append(f"{name}={_text(name, value)}")
+    for item in items:  # each by itself: the error about one that follows a secret may show its name
+        Given().add([item])
     return items
 
 
