@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import h5py
 import numcodecs
 import numpy as np
 import pytest
 import tensorstore
 import zarr
+from click.testing import CliRunner
 
 from tests.mounts.mounting import mounted
+from zarrfs.cli import main
 
 DRIVERS = {2: "zarr", 3: "zarr3"}
 SHAPE, CHUNKS = (7, 10), (4, 6)
@@ -30,7 +35,7 @@ class Source(NamedTuple):
 
 def opened(path: Path, version: int, **how: Any) -> Any:
     place = {"driver": "file", "path": str(path), "file_io_sync": False}
-    return tensorstore.open({"driver": DRIVERS[version], "kvstore": place, **how}).result()
+    return tensorstore.open({"driver": DRIVERS[version], "kvstore": place}, **how).result()
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +77,37 @@ def test_tensorstore_reads_every_array(source: Source, version: int, tmp_path: P
             found = opened(mountpoint / name, version).read().result()
             assert found.dtype == expected.dtype
             assert np.array_equal(found, expected), name
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_arrays_of_types_that_numpy_lacks_are_left_out_and_the_rest_is_shown(version: int, tmp_path: Path) -> None:
+    """`zarrfs check` reads their files, and says that it decodes none of them."""
+    group = zarr.open_group(tmp_path / "z", mode="w", zarr_format=version)
+    group.create_array("good", shape=(2,), chunks=(2,), dtype="i2")[:] = [1, 2]
+    unknown = ["bfloat16", "int4", "float8_e5m2"]
+    for name in unknown:
+        array = opened(tmp_path / "z" / name, version, create=True, dtype=name, shape=[2])
+        array[...] = np.ones(2, array.dtype.numpy_dtype)
+    if version == 3:
+        for name, data_type in {"own": {"name": "our.type", "configuration": {}}, "pair": "complex_bfloat16"}.items():
+            document = json.loads((tmp_path / "z/bfloat16/zarr.json").read_text()) | {"data_type": data_type}
+            (tmp_path / "z" / name).mkdir()
+            (tmp_path / "z" / name / "zarr.json").write_text(json.dumps(document))
+            unknown.append(name)
+    readers: dict[str, Callable[[Path], Any]] = {
+        "v2": lambda path: zarr.open_array(path / "good", mode="r")[:],
+        "v3": lambda path: zarr.open_array(path / "good", mode="r")[:],
+        "arrays": lambda path: np.load(path / "good.npy"),
+        "netcdf": lambda path: h5py.File(path / "z.nc")["good"][:],
+    }
+    for view, read in readers.items():
+        with mounted(tmp_path / "z", tmp_path / "mnt", f"view={view}") as mountpoint:
+            assert list(read(mountpoint)) == [1, 2]
+            assert not any(os.listdir(mountpoint / name) for name in {*os.listdir(mountpoint)} & {*unknown})
+            reasons = json.loads(os.getxattr(mountpoint, "user.zarrfs.left_out"))
+            assert sorted(reasons) == sorted(unknown)
+            assert all("is not known" in reason for reason in reasons.values())
+    result = CliRunner().invoke(main, ["check", str(tmp_path / "z")])
+    assert result.exit_code == 0, result.output
+    for name in unknown:
+        assert re.search(rf"^{name}: .* is not known.* only read$", result.output, re.MULTILINE)

@@ -171,6 +171,7 @@ def configured(name: str, **configuration: Any) -> dict[str, Any]:
         configured("raw_bytes", length_bytes=1 << 40), configured("numpy.datetime64", unit="q", scale_factor=1),
         configured("numpy.datetime64", unit="s", scale_factor=0), configured("numpy.datetime64", unit=["s"]),
         configured("numpy.datetime64", unit="s]i4[", scale_factor=1), NESTED,
+        configured("numpy.datetime64", unit="5s", scale_factor=1), configured("numpy.datetime64", unit=""),
     ],
 )  # fmt: skip
 def test_invalid_v3_data_types_are_refused(value: Any) -> None:

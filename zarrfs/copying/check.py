@@ -280,7 +280,9 @@ class _Check:
         array = node.metadata if isinstance(node.metadata, ArrayMetadata) else None
         found = self._arrays[node.chunks] = ArrayCheck(node.path, array)
         self._report.arrays.append(found)
-        if array is None:
+        if node.unsupported:
+            found.note = f"{node.problem}: its files are only read"
+        elif array is None:
             found.bad += 1
             self._invalid[node.documents[0]] = str(node.problem)
         elif self._decode:

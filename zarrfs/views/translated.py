@@ -202,6 +202,8 @@ class TranslatedView(View):
     def _new_translation(self, node: Node) -> _TranslatedNode:
         """Translate the documents of a node. Raise MetadataError if the version cannot express it."""
         metadata = node.metadata
+        if node.unsupported and node.childless:
+            raise MetadataError(str(node.problem))
         if metadata is None:
             # a broken node that need not be an array may be one or a group
             names = self._names[:1] if node.childless else self._names[::2]

@@ -136,7 +136,7 @@ def _as_v2(value: JSON, sign: str) -> JSON:
         return f"V{int(match[1]) // 8}"
     if name in _TIMES:
         unit, factor = configuration.get("unit"), configuration.get("scale_factor", 1)
-        if not isinstance(unit, str) or type(factor) is not int:
+        if not isinstance(unit, str) or not unit.isalpha() or type(factor) is not int or factor < 1:
             raise MetadataError(f"data_type: {name}: unit and scale_factor")
         return f"{sign}{_TIMES[name]}8[{factor}{unit}]"
     if name in _LENGTHS:

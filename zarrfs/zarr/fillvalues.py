@@ -20,8 +20,7 @@ from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.model import ArrayMetadata
 
-# (the bytes of an item, if items have a fixed size; the value, if they have none or numpy lacks their type)
-Fill = tuple[bytes | None, JSON]
+Fill = tuple[bytes | None, JSON]  # (the bytes of an item, if items have a fixed size; else the value)
 
 _DIGITS = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 _BITS = re.compile(r"0x[0-9a-fA-F]*", re.ASCII)

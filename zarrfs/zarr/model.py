@@ -53,7 +53,7 @@ class ArrayMetadata:
     keys: KeyTemplate  # of chunks, relative to the array
     attributes: Mapping[str, JSON]
     dimension_names: tuple[str | None, ...] | None = None
-    fill_object: JSON = None  # the fill value of a dtype without a fixed size, or that numpy lacks, as in the document
+    fill_object: JSON = None  # the fill value of a dtype without a fixed size, as in the document
     nested: KeyTemplate | None = None  # keys that old stores of v2 may have in place of `keys`: check which exist
 
     __hash__ = object.__hash__  # for caches of what derives from an array
