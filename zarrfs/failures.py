@@ -43,7 +43,7 @@ class Failures:
         if self._others:
             kinds = ", ".join(f"{number:,} {' '.join(of)}" for of, number in self._others.most_common(_NAMED))
             more = ", ..." if len(self._others) > _NAMED else ""
-            log.error("%s failures were not logged one by one: %s%s", f"{self._others.total():,}", kinds, more)
+            log.error("further failures, not logged one by one: %s%s", kinds, more)
         self._logged.clear()
         self._others.clear()
 
