@@ -84,13 +84,13 @@ def _parsed(value: JSON, depth: int) -> Dtype:
     elif not isinstance(value, list | tuple) or not value:
         raise MetadataError("dtype: expected a string, or a list of fields that is not empty")
     elif depth == _NESTED_MAX:
-        raise MetadataError(f"dtype: more than {_NESTED_MAX} fields within fields")
+        raise Unsupported(f"dtype: more than {_NESTED_MAX} fields within fields")
     else:
         spec = [_field(field, depth + 1) for field in value]
     try:
         found: Dtype = np.dtype(spec)
-    except (TypeError, ValueError) as error:
-        raise MetadataError(f"dtype: {error}") from None
+    except (TypeError, ValueError) as error:  # a size or a unit that numpy lacks, or fields of the same name
+        raise (Unsupported if isinstance(value, str) else MetadataError)(f"dtype: {error}") from None
     if not 0 < found.itemsize <= _ITEM_MAX:
         raise Unsupported(f"dtype: items of no bytes, or over {_ITEM_MAX} bytes")
     if found.hasobject and found.names is not None:
