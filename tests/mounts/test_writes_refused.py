@@ -278,6 +278,18 @@ def test_links_with_the_names_of_zarrfs_files_are_not_followed(tmp_path: Path) -
     assert contents(outside) == before
 
 
+def test_directories_with_what_a_killed_process_left_are_removed(tmp_path: Path) -> None:
+    source, _ = attacked(tmp_path)
+    with mounted(source, tmp_path / "mnt", upper(tmp_path)) as root:
+        for name in ("a", "b", "c"):
+            (root / name).mkdir()
+            (tmp_path / "upper" / name / ".zarrfs-staging.0123").write_bytes(b"half")
+        (root / "a").rmdir()
+        (root / "b").rename(root / "c")
+        shutil.rmtree(root / "c")
+        assert not {"a", "b", "c"} & set(os.listdir(root))
+
+
 # -- the source
 
 

@@ -156,7 +156,7 @@ def test_chunks_behind_a_dangling_link_are_errors_and_not_fill_values(tmp_path: 
         "d/1": {"mode": 0o100644, "encoding": "utf-8", "data": "A"},
     }))  # fmt: skip
     source = f"zarrfs://::{tmp_path}/a.json"
-    with pytest.raises(zarrfs.ReadError, match=r"x/c/[01]: is, or lies behind, a symbolic link that"):
+    with pytest.raises(zarrfs.ReadError, match=r"x/c/[01]: x/c: is, or lies behind, a symbolic link that"):
         zarr.open_array(source, path="x", mode="r")[:]
     assert zarr.open_array(source, path="y", mode="r")[:].tolist() == [7, 65]
 
@@ -311,6 +311,98 @@ def test_zarr_writes_through_an_upper_directory(place: Path, tmp_path: Path) -> 
     assert again["more/q"][:].tolist() == [1.5, 2]
     seen.close()
     assert (place / "set.json").read_bytes() == document
+
+
+def test_values_below_links_are_written_as_in_a_mount(tmp_path: Path) -> None:
+    """zarr takes a FileNotFoundError of a delete for success; an overlay has values at their resolved keys."""
+    (tmp_path / "upper").mkdir()
+    array = zarr.create_array(tmp_path / "x/a", shape=(6,), chunks=(2,), dtype="i4", fill_value=0)
+    array[:] = [1, 2, 3, 4, 5, 6]
+    (tmp_path / "x/a/c").rename(tmp_path / "x/real")
+    (tmp_path / "x/a/c").symlink_to("../real")
+    (tmp_path / "x/out").symlink_to(tmp_path)
+    (tmp_path / "x/d").mkdir()
+    (tmp_path / "x/link").symlink_to("d")
+    options = {"upperdir": str(tmp_path / "upper")}
+    written = zarr.open_array(f"zarrfs://a::{tmp_path}/x", mode="r+", storage_options=options)
+    written[:4] = [0, 0, 7, 8]  # one chunk is deleted, one set
+    assert written[:].tolist() == [0, 0, 7, 8, 5, 6]
+    files = fsspec.filesystem("zarrfs", source=str(tmp_path / "x"), **options)
+    files.pipe_file("/link/n/e/w", b"1")
+    assert files.cat_file("/d/n/e/w") == files.cat_file("/link/n/e/w") == b"1"
+    for call in (files.rm_file, lambda path: files.pipe_file(path, b"1")):
+        with pytest.raises(zarrfs.ReadError):
+            call("/out/x/a/zarr.json")
+    with pytest.raises(FileNotFoundError):
+        files.rm("/link/none")
+    files.close()
+    assert sorted(os.listdir(tmp_path / "x/real")) == ["0", "1", "2"]
+
+
+def test_fsspec_copies_and_removes_the_named_files(tmp_path: Path) -> None:
+    for name in ("d/a[0]", "d/a0", "d/e/f"):
+        (tmp_path / "x" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "x" / name).write_text(name)
+    (tmp_path / "upper").mkdir()
+    files = fsspec.filesystem("zarrfs", source=str(tmp_path / "x"), upperdir=str(tmp_path / "upper"))
+    files.cp("/d", "/copy", recursive=True)
+    files.mv("/copy", "/moved", recursive=True)
+    assert files.find("/moved") == ["/moved/a0", "/moved/a[0]", "/moved/e/f"]
+    assert not files.exists("/copy")
+    files.rm("/d/a[0]")
+    assert files.find("/d") == ["/d/a0", "/d/e/f"]
+    with pytest.raises(FileExistsError):
+        files.put_file(str(tmp_path / "x/d/a0"), "/d/e/f", mode="create")
+    files.close()
+
+
+def test_a_forked_process_needs_the_lock_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x/.zgroup").write_text("{}")
+    (tmp_path / "upper").mkdir()
+    options = {"source": str(tmp_path / "x"), "upperdir": str(tmp_path / "upper")}
+    files = fsspec.filesystem("zarrfs", **options)
+    files.pipe_file("/a", b"1")
+    told, tell = os.pipe()
+    closed, close = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(close)
+            own = ZarrfsFileSystem(**options)
+            try:
+                own.pipe_file("/b", b"1")
+            except zarrfs.SourceError:
+                os.write(tell, b"in use, ")
+            os.read(closed, 1)  # the parent has closed its file system: this process has no lock of it
+            own.pipe_file("/b", b"1")
+            os.write(tell, b"written")
+        finally:
+            os._exit(0)
+    os.close(tell)
+    assert os.read(told, 100) == b"in use, "
+    files.close()
+    os.close(close)
+    os.waitpid(pid, 0)
+    assert os.read(told, 100) == b"written"
+    os.close(told)
+    os.close(closed)
+
+
+def test_a_refused_directory_of_changes_is_refused_again(tmp_path: Path) -> None:
+    opened = []
+    (tmp_path / "upper").mkdir()
+    for name in ("x", "y"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".zgroup").write_text("{}")
+        opened.append(fsspec.filesystem("zarrfs", source=str(tmp_path / name), upperdir=str(tmp_path / "upper")))
+    opened[0].pipe_file("/a", b"x")
+    for _ in range(2):
+        with pytest.raises(zarrfs.SourceError, match="holds changes of"):
+            opened[1].pipe_file("/a", b"y")
+    assert opened[0].cat_file("/a") == b"x"
+    for files in opened:
+        files.close()
 
 
 def test_chained_urls_are_opened(place: Path, wanted: xr.Dataset) -> None:

@@ -21,7 +21,8 @@ from zarrfs.fuse.operations import handler
 from zarrfs.fuse.writable_files import FileOperations, changing
 from zarrfs.store.api import SET_IDS, split_key
 from zarrfs.store.overlay import Now, OverlayEntry
-from zarrfs.store.upper import OPAQUE, hidden_name, remove_unfinished
+from zarrfs.store.upper import PREFIX, remove_unfinished
+from zarrfs.store.writing import RESERVED, remove_abandoned
 from zarrfs.system.renaming import EXCHANGE, rename
 
 _NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -245,14 +246,18 @@ class WritableOperations(FileOperations):
             os.chmod(entry, stat.S_IMODE(mode), dir_fd=directory)
 
     def _remove_whiteouts(self, key: str) -> None:
-        """Delete the reserved names in a directory of the upper directory, so that it can be removed."""
-        if self.upper.plain:
-            return
+        """Delete the reserved names in a directory of the upper directory, so that it can be removed.
+
+        Only this process writes there, unless it is `plain`: staging files are those of killed processes.
+        """
         descriptor = self.upper.open(key, os.O_RDONLY | os.O_DIRECTORY)
         try:
+            if self.upper.plain:
+                remove_abandoned(descriptor)
+                return
             remove_unfinished(descriptor)
             for name in os.listdir(descriptor):
-                if name == OPAQUE or hidden_name(name) is not None:
+                if name.startswith((PREFIX, RESERVED)):
                     os.unlink(name, dir_fd=descriptor)
         finally:
             os.close(descriptor)

@@ -47,8 +47,9 @@ from zarrfs.errors import (
 )
 from zarrfs.python import background
 from zarrfs.sources import absolute_source, discard, open_plan, plan_source
-from zarrfs.store.api import Info, Kind, Store, Value, WritableStore, check_key, join_key
+from zarrfs.store.api import Info, Kind, Store, Value, WritableStore, check_key, join_key, split_key
 from zarrfs.store.followed import with_links_followed
+from zarrfs.store.traversal import followed
 from zarrfs.zarr import DOCUMENTS
 
 log = logging.getLogger(__name__)
@@ -189,18 +190,21 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         await self._change(path, _set, value)
 
-    async def _put_file(self, lpath: str, rpath: str, callback: Any = None, **_more: Any) -> None:
+    async def _put_file(
+        self, lpath: str, rpath: str, mode: str = "overwrite", callback: Any = None, **_more: Any
+    ) -> None:
         if not os.path.isdir(lpath):  # directories exist by the files in them
-            await self._pipe_file(rpath, await asyncio.to_thread(Path(lpath).read_bytes))
+            await self._pipe_file(rpath, await asyncio.to_thread(Path(lpath).read_bytes), mode)
 
     async def _cp_file(self, path1: str, path2: str, **_more: Any) -> None:
-        await self._pipe_file(path2, await self._cat_file(path1))
+        if (await self._info(path1))["type"] != "directory":
+            await self._pipe_file(path2, await self._cat_file(path1))
 
     async def _rm_file(self, path: str, **_more: Any) -> None:
         await self._change(path, _deleted, False)
 
     async def _rm(self, path: Any, recursive: bool = False, **_more: Any) -> None:
-        for one in await self._expand_path(path):
+        for one in path if isinstance(path, list) else [path]:  # no patterns: zarr removes a chunk of an array "x[0]"
             await self._change(one, _deleted, recursive)
 
     async def _mkdir(self, path: str, *_more: Any, **_options: Any) -> None:
@@ -215,7 +219,10 @@ class ZarrfsFileSystem(AsyncFileSystem):  # type: ignore[misc]
     async def _change(self, path: str, function: Callable[..., Awaitable[None]], *arguments: Any) -> None:
         tree = self._writable(path)
         with _errors_of(path):
-            await self._call(function, tree, _key(path), *arguments)
+            try:
+                await self._call(function, tree, _key(path), *arguments)
+            except NotDirectory as exc:  # zarr takes FileNotFoundError for a removed chunk
+                raise ReadError(exc.key, "is not a directory") from exc
 
     def _writable(self, path: str) -> WritableStore:
         if not self._writes:
@@ -312,15 +319,29 @@ async def _opened(store: Store, key: str) -> Value:
 
 
 async def _set(_store: Store, tree: WritableStore, key: str, value: bytes) -> None:
-    await tree.set(key, value)
+    await tree.set(await _below_links(tree, key), value)
 
 
-async def _deleted(_store: Store, tree: WritableStore, key: str, recursive: bool) -> None:
+async def _deleted(store: Store, tree: WritableStore, key: str, recursive: bool) -> None:
     """Remove a file, or a directory if `recursive`; of the root, all that is in it."""
-    if not recursive and (await tree.info(key, sized=False)).kind is Kind.DIRECTORY:
-        raise IsDirectory(key)
-    for one in [key] if key else [info.name async for info in tree.list_dir("")]:
+    try:
+        if (await store.info(key, sized=False)).kind is Kind.DIRECTORY and not recursive:
+            raise IsDirectory(key)
+    except NotDirectory as exc:
+        raise NotFound(key) from exc
+    for one in [await _below_links(tree, key)] if key else [info.name async for info in tree.list_dir("")]:
         await tree.delete(one)
+
+
+async def _below_links(tree: WritableStore, key: str) -> str:
+    """Return `key` with the links above it resolved, as in a mount; they may lead to directories that are missing."""
+    above, name = split_key(key)
+    if not above:
+        return key
+    try:
+        return join_key(await followed(tree, above), name)
+    except NotFound:
+        return join_key(await _below_links(tree, above), name)
 
 
 async def _cut(store: Store, key: str, start: int | None, end: int | None) -> bytes:

@@ -450,13 +450,13 @@ def answers(key: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing(key: str) -> Iterator[None]:
-    """Turn an OSError into the StoreError that it is an answer for; others, such as of a full disk, stay."""
+    """Turn an OSError into the StoreError that it is an answer for; others, such as of a full disk, name the key."""
     try:
         yield
     except OSError as exc:
         if exc.errno in _ANSWERS:
             raise _ANSWERS[exc.errno](key) from exc
-        raise
+        raise OSError(exc.errno, exc.strerror, key) from exc
 
 
 class _LocalValue(FileValue):

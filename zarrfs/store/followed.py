@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from zarrfs.errors import NotDirectory, NotFound
+from zarrfs.errors import NotDirectory, NotFound, ReadError
 from zarrfs.store.api import Info, Kind, Store, Value, WrappingStore, join_key, split_key
 from zarrfs.store.traversal import followed, followed_info
 
@@ -23,12 +24,7 @@ class FollowedStore(WrappingStore):
     """
 
     async def info(self, key: str, sized: bool = True) -> Info:
-        try:
-            info = await self.lower.info(key, sized)
-        except (NotFound, NotDirectory):  # perhaps it lies below a link
-            above, name = split_key(key)
-            key = join_key(await followed(self.lower, above), name)
-            info = await self.lower.info(key, sized)
+        key, info = await self._entry(key, sized)
         return (await followed_info(self.lower, key, info, sized))[1]._replace(name=split_key(key)[1])
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
@@ -55,12 +51,27 @@ class FollowedStore(WrappingStore):
 
     async def _target(self, key: str) -> str:
         """Return `key` with its links resolved, for the lower store. Raise NotFound, NotDirectory or ReadError."""
+        key, info = await self._entry(key, sized=False)
+        return key if info.kind is not Kind.SYMLINK else await followed(self.lower, key)
+
+    async def _entry(self, key: str, sized: bool) -> tuple[str, Info]:
+        """Return `key` with the links above it resolved, and its entry.
+
+        An overlay has the changes only at the resolved key, even if its lower store finds the other one.
+        """
+        found = None
+        with contextlib.suppress(NotFound, NotDirectory):
+            found = await self.lower.info(key, sized)
+            if not isinstance(self.lower, WrappingStore):
+                return key, found
+        above, name = split_key(key)
         try:
-            if (await self.lower.info(key, sized=False)).kind is not Kind.SYMLINK:
-                return key
-        except (NotFound, NotDirectory):
-            pass
-        return await followed(self.lower, key)
+            key = join_key(await followed(self.lower, above), name)
+        except NotDirectory as exc:
+            if found is not None:  # the link leads out of the source, and from there into it
+                raise ReadError(key, f"lies below {exc.key}, which is no directory of the source") from exc
+            raise
+        return key, await self.lower.info(key, sized)
 
     async def _is_above(self, directory: str, key: str) -> bool:
         """Return whether a directory of `key`, its links followed, is `directory`."""

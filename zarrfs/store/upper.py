@@ -63,6 +63,7 @@ class _Lock:
     """A lock on a directory, held until the object ends. Raise SourceError if another process has one."""
 
     def __init__(self, path: str, directory: int, exclusive: bool) -> None:
+        self._descriptor = -1
         self._descriptor = os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
         try:
             fcntl.flock(self._descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
@@ -73,12 +74,27 @@ class _Lock:
         except OSError:  # a file system without locks
             pass
 
-    def __del__(self) -> None:
-        os.close(self._descriptor)
+    def close(self) -> None:
+        """Close the descriptor; the lock ends when all processes that inherited it have done so."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+    __del__ = close
 
 
 # by (st_dev, st_ino): file systems of the Python library that write to one directory share its lock
 _exclusive: weakref.WeakValueDictionary[tuple[int, int], _Lock] = weakref.WeakValueDictionary()
+
+
+def _leave_locks() -> None:
+    """Leave the locks to the parent process: the child needs its own."""
+    for lock in list(_exclusive.values()):
+        lock.close()
+    _exclusive.clear()
+
+
+os.register_at_fork(after_in_child=_leave_locks)
 
 
 class UpperListing(NamedTuple):
@@ -131,18 +147,20 @@ class Upper:
         status = os.fstat(self._base.descriptor)
         identity = status.st_dev, status.st_ino
         self._lock = None
-        self._lock = (exclusive and _exclusive.get(identity)) or _Lock(self.path, self._base.descriptor, exclusive)
+        lock = (exclusive and _exclusive.get(identity)) or _Lock(self.path, self._base.descriptor, exclusive)
         if exclusive:
-            _exclusive[identity] = self._lock
-        if exclusive:
+            _exclusive[identity] = lock
             with contextlib.suppress(OSError):  # of another user, or on a read-only file system
                 remove_abandoned(self._base.descriptor)
-        if self.plain or self._over is None:
-            return
-        recorded = self._check_record(self._over)  # again, because another mount may have written the record since
+        if not self.plain and self._over is not None:
+            self._make_record(self._over, exclusive)
+        self._lock = lock
+
+    def _make_record(self, over: dict[str, Any], exclusive: bool) -> None:
+        recorded = self._check_record(over)  # again, because another mount may have written the record since
         if exclusive and not recorded:
             try:
-                self._write_record({"zarrfs_upper": _VERSION, **self._over})
+                self._write_record({"zarrfs_upper": _VERSION, **over})
             except OSError as exc:
                 # a mount of zarrfs raises EINVAL, because RECORD is a reserved name there
                 hint = " (it lies in another mount of zarrfs)" if exc.errno == errno.EINVAL else ""

@@ -92,7 +92,7 @@ class NewFile:
 
 
 def place_below(new: NewFile, base: BaseDirectory, path: bytes) -> None:
-    """Give a file its path below `base`, in place of a file there, whose mode it takes. Make missing directories.
+    """Give a file its path below `base`, in place of a file there, whose permissions it takes; make directories.
 
     No link is followed. Raise OSError; IsADirectoryError if there is a directory.
     """
@@ -102,7 +102,7 @@ def place_below(new: NewFile, base: BaseDirectory, path: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
             mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
             if stat.S_ISREG(mode):  # a private value stays private
-                os.fchmod(new.descriptor, stat.S_IMODE(mode))
+                os.fchmod(new.descriptor, mode & 0o777)
         new.place(directory, name)
     finally:
         os.close(directory)
