@@ -103,6 +103,15 @@ def test_ls_names_a_file_whose_size_cannot_be_determined(tmp_path: Path, opened:
     assert "missing: as its name says" in result.stderr
 
 
+@pytest.mark.parametrize("command", ["ls", "info", "check"])
+def test_a_missing_or_broken_source_is_one_line(command: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{")
+    for source in (tmp_path / "nothing", tmp_path / "x.json"):
+        result = zarrfs(command, str(source))
+        assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+        assert result.stderr.startswith(f"zarrfs: {source}: ")
+
+
 @pytest.mark.parametrize(
     ("key", "says"), [("nope", "nope: no such key"), ("a/../b", "not a key: a part '..'")]
 )

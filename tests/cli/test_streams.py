@@ -112,3 +112,15 @@ def test_ctrl_c_ends_a_command_whose_output_nobody_reads(command: str, tmp_path:
 def _is_full(pipe: int) -> bool:
     waiting = fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))
     return int.from_bytes(waiting, sys.byteorder) >= fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) - 4096
+
+
+def test_ctrl_c_while_modules_are_imported_prints_nothing() -> None:
+    code = (
+        "import sys, signal, importlib.abc\nfrom zarrfs.cli import main\n"
+        "class Finder(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name.startswith('zarrfs.cli.ls'): signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\nsys.argv = ['zarrfs', 'ls', '--help']\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

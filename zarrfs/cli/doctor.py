@@ -73,7 +73,7 @@ def doctor(parsed: Parsed) -> None:
     """Diagnose what prevents a mount by this user on this machine.
 
     Prints a line for each check: ok, warning or problem, what was found, and what to do. The exit status is 1 if
-    a problem would keep a mount from working, else 0.
+    a problem would keep a mount from working, else 0. All checks together may take 10 s.
     """
     found: list[Finding] = []
     for check in (_others, _device, _user, _fuse_conf, _mounts, _configuration):
