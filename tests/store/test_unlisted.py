@@ -578,3 +578,20 @@ def test_a_directory_expires_with_the_document_that_is_its_evidence(
             await store.info("g")
 
     timed(url, check)
+
+
+def test_a_new_array_is_found_once_the_absence_of_its_document_is_too_old(
+    faulty: Faulty, timed: Callable[[str, Check], None]
+) -> None:
+    url = put_exact(faulty, "created", {"zarr.json": GROUP})
+
+    async def check(store: UnlistedStore, beneath: FsspecStore, clock: MockClock) -> None:
+        for key, pause in (("a/zarr.json", 80), ("a/c", 30)):
+            with pytest.raises(NotFound):
+                await store.info(key)
+            clock.jump(pause)
+        faulty.put("/created/a/zarr.json", three([1]))
+        clock.jump(1)
+        assert (await store.info("a/c")).kind is Kind.DIRECTORY
+
+    timed(url, check)
