@@ -31,7 +31,7 @@ def _row(node: dict[str, Any], top: str) -> tuple[str, ...]:
     depth = 0 if path == top else path.removeprefix(top).strip("/").count("/") + 1
     name = "  " * depth + (path.rpartition("/")[2] or "/")
     if "shape" not in node:
-        return name, f"damaged: {node['problem']}" if node.get("problem") else f"group {node['generation'] or ''}"
+        return name, f"problem: {node['problem']}" if node.get("problem") else f"group {node['generation'] or ''}"
     ratio = node.get("ratio")
     return (
         name,
