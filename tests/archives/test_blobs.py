@@ -363,6 +363,20 @@ def test_one_helper_loads_all_blobs_of_an_instance(flux: FakeFlux) -> None:
     run("flux:", body, read_timeout=300)
 
 
+def test_a_helper_that_has_ended_gets_no_signal(flux: FakeFlux, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may have its process ID by then."""
+    killed: list[tuple[int, int]] = []
+
+    async def body(reader: BlobReader) -> None:
+        with pytest.raises(ReadError):
+            await whole(reader)
+        monkeypatch.setattr(os, "killpg", lambda *arguments: killed.append(arguments))
+
+    flux.stop()
+    run("flux:", body)
+    assert not killed
+
+
 def test_errors_of_flux_are_reported(flux: FakeFlux, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flux.store(DATA)
     (flux.root / "content" / REF).write_bytes(DATA[::-1])

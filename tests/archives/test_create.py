@@ -8,6 +8,7 @@ import io
 import json
 import os
 import stat
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +196,24 @@ def test_regions_are_cut_from_the_start_of_each_extent(
     (entry,) = json.loads(made(tmp_path, ["file"], tmp_path / "b", region=10_000))
     assert entry["size"] == size
     assert [region[:2] for region in entry["data"]] == regions if regions else "data" not in entry
+
+
+def test_memory_does_not_grow_with_the_number_of_files(tmp_path: Path) -> None:
+    """Files in the document and files in blobs take turns."""
+    (tmp_path / "0").write_bytes(b"x" * (7 << 20))
+    (tmp_path / "1").write_bytes(b"x" * (9 << 20))
+    paths = [str(number) for number in range(40)]
+    for path in paths[2:]:
+        os.link(tmp_path / str(int(path) % 2), tmp_path / path)
+
+    async def write() -> None:
+        with LocalTree(str(tmp_path), silent) as local, BlobDirectory(str(tmp_path / "blobs")) as put:
+            async with contextlib.aclosing(local.entries(paths)) as entries:
+                await write_archive(entries, local, len, put, 8 << 20)
+
+    tracemalloc.start()
+    try:
+        trio.run(write)
+        assert tracemalloc.get_traced_memory()[1] < 128 << 20
+    finally:
+        tracemalloc.stop()

@@ -7,6 +7,7 @@ import hashlib
 import os
 import random
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -84,6 +85,21 @@ def test_no_room_for_blobs_or_the_document(tmp_path: Path) -> None:
         check_blobs(disk)
     finally:
         subprocess.run(["umount", disk], check=True)
+
+
+def test_an_interrupt_leaves_only_complete_blobs(tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(random.Random(2).randbytes(64 << 20))
+    blobs = tmp_path / "b"
+    command = [PROGRAM, "archive", "create", "-C", tmp_path, "large", "--blobs", blobs, "-O", tmp_path / "new.json"]
+    child = subprocess.Popen([*command, "--region-size", "256"], stderr=subprocess.PIPE, start_new_session=True)
+    while not (blobs.exists() and len(os.listdir(blobs)) > 10):
+        assert child.poll() is None
+        time.sleep(0.005)
+    os.killpg(child.pid, signal.SIGINT)
+    _out, told = child.communicate(timeout=60)
+    assert (child.returncode, told) == (-signal.SIGINT, b"")
+    assert sorted(os.listdir(tmp_path)) == ["b", "large"]
+    check_blobs(blobs)
 
 
 def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path) -> None:

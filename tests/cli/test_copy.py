@@ -449,6 +449,21 @@ def test_a_copy_killed_at_any_time_is_completed_by_the_same_command(tmp_path: Pa
                 subprocess.run(["rm", "-rf", out], check=True)
 
 
+def test_the_number_of_many_failures_is_the_last_line(tmp_path: Path) -> None:
+    document = written(tmp_path / "refs.json", {f"a/{number}": ["/nonexistent", 0, 1] for number in range(1200)})
+    *lines, last = copy(document, tmp_path / "out", status=1)
+    assert {line.split(": ")[1] for line in lines} == {f"a/{number}" for number in range(1200)}
+    assert "1,200 entries" in last
+
+
+def test_the_rest_is_copied_when_failures_cannot_be_printed(tmp_path: Path) -> None:
+    document = written(tmp_path / "refs.json", {"a/b": ["/nonexistent", 0, 1], **{f"z/{i}": "x" for i in range(3000)}})
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([PROGRAM, "copy", document, tmp_path / "out"], stderr=full, check=False)
+    assert done.returncode == 1
+    assert len(os.listdir(tmp_path / "out/z")) == 3000
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_copy_that_is_interrupted_leaves_no_part_of_a_file(number: int, nginx: Nginx, tmp_path: Path) -> None:
     out = tmp_path / "out"

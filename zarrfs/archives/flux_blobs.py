@@ -132,9 +132,10 @@ class FluxBlobs:
         finally:
             self._kill("interrupted")
             os.close(messages)
+            await self._wait()
+            self._process = None  # its ID may be that of another process from now on
             for request in self._requests:
                 request.done.set()
-            await self._wait()
 
     async def _wait(self) -> None:
         """Wait for the end of the helper, and close its pipes."""

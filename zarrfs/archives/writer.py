@@ -47,15 +47,16 @@ async def write_archive(
 
     def put() -> None:
         nonlocal room
-        room = _TOGETHER
         if blobs is not None and held:
-            for (part, _), name in zip(held, blobs.put([data for _, data in held]), strict=True):
+            for (part, data), name in zip(held, blobs.put([data for _, data in held]), strict=True):
                 part.append(name)
+                room += len(data)
             held.clear()
 
     def flush() -> None:
-        nonlocal mark
+        nonlocal mark, room
         put()
+        room = _TOGETHER
         for key, fields in waiting:
             start = orjson.dumps(key) + b":" if dictionary else b""
             write(mark + start + orjson.dumps(fields if dictionary else {"path": key, **fields}))

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from zarrfs.store.api import Store
 
 STDIN = "-"
+_MANY = 20  # failures after which their number is printed, too
+
 EPILOG = """\b
 Examples:
   zarrfs copy s3://bucket/store.zarr /scratch/store.zarr
@@ -67,10 +69,16 @@ def copy(
         if source == STDIN and isinstance(store, IndexStore):  # the time of a temporary file: another one next time
             store.mtime_ns = None
         with meter.displayed(report, parsed.options.log_level == "error"):
-            await copy_store(store, dest, report, meter.say, include, exclude, overwrite, share, sync)
+            await copy_store(store, dest, report, warn, include, exclude, overwrite, share, sync)
+
+    def warn(line: str) -> None:
+        with contextlib.suppress(OSError):  # standard error is a file on a full disk: copy the rest
+            meter.say(line)
 
     with _given(source) as path:
         common.run_on_store(path, parsed, body)
+    if report.bad > _MANY:
+        common.say(f"{report.bad:,} entries were not copied")
     for glob in report.unmatched:
         common.say(f"nothing in {source} matches {printable(glob)}")
     sys.exit(1 if report.bad or report.unmatched else 0)

@@ -16,7 +16,7 @@ def form_of_name(path: str) -> str | None:
 
 
 def archive_form(path: str) -> str:
-    """Return the format of a file archive called `path`: JSON, which an ending as ".gz" of any name compresses."""
+    """Return the format of a file archive called `path`: JSON, compressed if its name ends so (.gz, for example)."""
     form = f"json{os.path.splitext(path.lower())[1]}"
     return form if form in FORMATS else "json"
 
