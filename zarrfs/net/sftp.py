@@ -37,7 +37,9 @@ def _translated() -> Iterator[None]:
     except _LOST as exc:
         raise ConnectionError(str(exc)) from exc
     except ValueError as exc:
-        raise ConnectionError(str(exc)) if "any SFTP connections" in str(exc) else exc from exc
+        if "any SFTP connections" not in str(exc):
+            raise
+        raise ConnectionError(str(exc)) from exc
 
 
 class Sftp(SSHFileSystem):  # type: ignore[misc]

@@ -48,7 +48,7 @@ class Listing:
         self.counted = 0  # names, when it was stored
 
     def tells(self, key: str, name: str) -> bool:
-        """Return whether it says if a key exists; an empty one does not, which may stand for a missing permission."""
+        """Return whether the listing shows if a key exists; an empty one does not: permission may be missing."""
         # keys below a directory sort before the name and "0"
         passed = self.flat is None or encoded(f"{key}0") <= encoded(self.flat.after)
         return name in self.entries or (passed and bool(self.entries))
