@@ -403,6 +403,11 @@ def test_a_refused_directory_of_changes_is_refused_again(tmp_path: Path) -> None
     assert opened[0].cat_file("/a") == b"x"
     for files in opened:
         files.close()
+    (tmp_path / "x/inside").mkdir()
+    for source, upper in (("x", "x/inside"), ("upper/y", "upper")):
+        shutil.copytree(tmp_path / "y", tmp_path / "upper/y", dirs_exist_ok=True)
+        with pytest.raises(zarrfs.SourceError, match="inside"):
+            fsspec.filesystem("zarrfs", source=str(tmp_path / source), upperdir=str(tmp_path / upper))
 
 
 def test_chained_urls_are_opened(place: Path, wanted: xr.Dataset) -> None:

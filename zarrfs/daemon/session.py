@@ -105,7 +105,7 @@ def _mount_plan(
     if parsed.writable and options.upperdir is None and plan.path is not None and plan.kind == "zarr":
         options = dataclasses.replace(options, upperdir=os.path.realpath(plan.path))  # the source is its own upper
     if options.upperdir is not None:
-        _check_upper(options.upperdir, plan, mountpoint)
+        _check_upper(options.upperdir, mountpoint)
     elif parsed.writable:
         tell(f"{mountpoint}: mounted read-only: rw needs a directory for the changes (upperdir=DIR)")
     options = dataclasses.replace(absolute_options(options), fsname=options.fsname or without_secrets(source))
@@ -138,17 +138,12 @@ def _check_order(source: str, mountpoint: str) -> None:
         raise MountError(f"{mountpoint}: is a Zarr store, and {source} is empty: {swapped}")
 
 
-def _check_upper(upper: str, plan: Plan, mountpoint: str) -> None:
-    """Raise MountError for an upper directory that overlaps the mount point or the source."""
+def _check_upper(upper: str, mountpoint: str) -> None:
+    """Raise MountError for an upper directory that overlaps the mount point."""
     if mounts.beneath(mountpoint, upper):
         raise MountError(f"{mountpoint}: lies inside upperdir={upper}: the mount would contain itself")
     if mounts.beneath(upper, mountpoint):
         raise MountError(f"{mountpoint}: upperdir={upper} lies inside the mount point, which would hide it")
-    source = os.path.realpath(plan.path) if plan.path is not None else upper
-    if source != upper and mounts.beneath(upper, source):
-        raise MountError(f"{mountpoint}: upperdir={upper} lies inside the source {plan.source}")
-    if source != upper and mounts.beneath(source, upper):
-        raise MountError(f"{mountpoint}: the source {plan.source} lies inside upperdir={upper}")
 
 
 def _check_log_file(path: str, mountpoint: str) -> None:

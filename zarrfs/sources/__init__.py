@@ -131,10 +131,15 @@ def open_plan(plan: Plan, options: Options) -> Store:
     from zarrfs.store.directory import FileSystemStore
     from zarrfs.store.overlay import Overlay
     from zarrfs.store.upper import Upper
+    from zarrfs.system.mounts import beneath
 
     owner = (os.getuid() if options.uid is None else options.uid, os.getgid() if options.gid is None else options.gid)
-    own = plan.path is not None and os.path.realpath(plan.path) == options.upperdir
-    if own and plan.kind == "zarr" and options.view is None:
+    source = options.upperdir if plan.path is None else os.path.realpath(plan.path)
+    if source != options.upperdir and beneath(options.upperdir, source):
+        raise SourceError(options.upperdir, f"upperdir= lies inside the source {plan.source}")
+    if source != options.upperdir and beneath(source, options.upperdir):
+        raise SourceError(options.upperdir, f"the source {plan.source} lies inside upperdir=")
+    if plan.path is not None and source == options.upperdir and plan.kind == "zarr" and options.view is None:
         return Overlay(FileSystemStore(options.upperdir), Upper(options.upperdir, plain=True), owner)
     over = {"source": plan.source, "fingerprint": plan.digest, "view": options.view}
     upper = Upper(options.upperdir, over=over)
