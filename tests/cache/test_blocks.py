@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -13,6 +14,7 @@ import fsspec
 import pytest
 import trio
 import trio.testing
+from click.testing import CliRunner
 
 from tests.net.clockedserver import Server, run
 from tests.remotereading import using
@@ -20,6 +22,7 @@ from tests.servers import Faulty
 from zarrfs.cache import disk, pins
 from zarrfs.cache.block_request import BlockRequest
 from zarrfs.cache.blocks import Blocks
+from zarrfs.cli import main
 from zarrfs.config.options import Options
 from zarrfs.errors import TargetChanged
 from zarrfs.net import request_queue
@@ -91,6 +94,17 @@ def test_a_version_that_was_seen_long_ago_is_asked_for(
     faulty.put("/v", other, tag="2")
     assert read(url, options, 50_000, 0) == [other[50_000:60_000], other[:10_000]]
     assert [method for method, _, _ in faulty.requests] == ["HEAD", "GET", "GET"]
+
+
+def test_zarrfs_check_notices_that_a_cached_target_was_replaced(faulty: Faulty, tmp_path: Path) -> None:
+    url, document, cache = faulty.put("/v", VALUE), tmp_path / "set.json", str(tmp_path / "cache")
+    given = ["check", str(document), "-o", f"cache_dir={cache}"]
+    document.write_text(json.dumps({"version": 1, "refs": {"a/0": [url, 50_000, 10_000]}}))
+    fill(faulty, url, Options(cache_dir=cache), 50_000)
+    assert CliRunner().invoke(main, given).exit_code == 0
+    assert not faulty.gets(), "the bytes come from the cache"
+    faulty.put("/v", VALUE[:55_000], tag="2")
+    assert CliRunner().invoke(main, given).exit_code == 1
 
 
 def test_a_version_has_the_time_of_its_answer_however_late_it_is_written(

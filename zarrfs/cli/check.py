@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -59,6 +61,9 @@ def check(
 
     found, below = CheckReport(keep=first), common.clean_key(key)
     memory = memory_limit(parsed.options) // 2
+
+    # a target that is cached may have been replaced or removed
+    parsed.options = dataclasses.replace(parsed.options, asked_since=time.time())
 
     async def body(store: Store, plan: Plan) -> None:
         with meter.displayed(found, parsed.options.log_level == "error"):

@@ -87,7 +87,8 @@ def _table(now: _Sample, before: _Sample | None) -> Iterator[str]:
                 change = (value - before[1].counters[metric.name]) / (at - before[0])
                 rate = f"{show(round(change, 1))}/s" if metric.name.endswith("_total") else ""
                 rate = f"{rate:>13}"
-            yield f"{metric.name.removesuffix('_total'):22} {show(value):>11}{rate}  {metric.help}"
+            name = metric.name.removesuffix("_total").removeprefix("process_")
+            yield f"{name:22} {show(value):>11}{rate}  {metric.help}"
     for errno, count in found["errors"].items():
         if count:
             yield f"{'errors':22} {count:>11,}  {errno}"

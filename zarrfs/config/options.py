@@ -241,7 +241,7 @@ class Options:
         "Daemon", None, TEXT, "NAME",
         "Show NAME as the source in the output of mount(8). Default: SOURCE.", where=ONE_SOURCE,
     )
-    # internal: cached facts about targets from before this time (seconds since 1970) are stale; set by a refresh
+    # internal: cached facts about targets from before this time (seconds since 1970) are stale; by refresh, check
     asked_since: float = 0.0
     # internal: a mount of `zarrfs run`: its daemon logs to standard error, and removes the mount point at its end
     temporary: bool = False

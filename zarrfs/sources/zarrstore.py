@@ -26,7 +26,10 @@ if TYPE_CHECKING:  # not needed for a local directory
 
 _NO_SET = "a reference set in a directory has the Parquet layout: a .zmetadata with record_size"
 _A_FILE = "is a file; a Zarr store is a directory (or a zip file)"
-_UNLISTED = "the server shows no listings: to list an array, each chunk of its grid is requested"
+_UNLISTED = (
+    "the server shows no listings: to list an array, each chunk of its grid is requested; the members of a group must "
+    "be in consolidated metadata or in -o members="
+)
 _PLAIN = "a plain Zarr store or directory: -o type=zarr"
 _PIECE = 1 << 20  # bytes of a document read at a time
 
