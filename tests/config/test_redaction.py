@@ -98,6 +98,7 @@ def test_which_options_are_secrets(name: str, value: object, secret: bool) -> No
 def test_only_harmless_storage_options_are_shown() -> None:
     assert redacted_storage("endpoint_url", "http://a:b@h/") == "http://h/"
     assert redacted_storage("anything", "x") == redacted_storage("headers", '{"A": "x"}') == "***"
+    assert redacted_storage("password", "true") == "***"
     assert (redacted_storage("anon", "true"), redacted_storage("secret", "@/run/x")) == ("true", "@/run/x")
 
 

@@ -119,6 +119,6 @@ def names_file(value: str) -> bool:
 
 def redacted_storage(name: str, text: str) -> str:
     """Return the value of a storage option, with secrets hidden."""
-    if text in ("true", "false", "null") or names_file(text):
+    if names_file(text) or (text in ("true", "false", "null") and not is_secret(name, text)):
         return text
     return without_secrets(text) if name in _HARMLESS else HIDDEN
