@@ -48,7 +48,8 @@ class Refresher:
         if self.options.upperdir is None:
             return None
         return (f"{self._plan.source}: a mount with an upper directory is not refreshed: its changes "
-                "are those of one version; unmount it and mount it again")  # fmt: skip
+                "are those of one version; unmount it and mount it again, "
+                "a changed document with another upperdir=")  # fmt: skip
 
     async def refresh(self, force: bool = False) -> dict[str, Any]:
         """Refresh the mount; return {"result": "refreshed" or "unchanged", "seconds"}, or {"error"}. Never raise.
