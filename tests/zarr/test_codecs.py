@@ -289,6 +289,14 @@ def test_damaged_filter_output_is_an_error(dtype: str, codec: tuple[str, Any], d
         decode_chunk(array_of(dtype, (3,), codec, generation="v2"), data)
 
 
+def test_items_of_a_fixed_length_may_be_stored_as_objects() -> None:
+    """zarr-python 3.0 did so in v2."""
+    text, data = np.array(["é", "", "four"]), np.array([b"a", b"bc"])
+    for codec, items in ((numcodecs.VLenUTF8(), text), (numcodecs.VLenBytes(), data)):
+        array = array_of(items.dtype.str, items.shape, (codec.codec_id, {}), generation="v2")
+        assert decode_chunk(array, codec.encode(items.astype(object))).tolist() == items.tolist()
+
+
 @pytest.mark.parametrize("encoding", ["punycode", "idna", "utf-7", "rot13", "unicode_escape", 5, None])
 def test_json_in_an_encoding_of_python_is_refused(encoding: object) -> None:
     """Decoding punycode takes quadratic time, in a thread that cannot be cancelled."""
