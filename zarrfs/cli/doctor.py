@@ -9,6 +9,7 @@ import shlex
 import ssl
 import stat
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
@@ -52,14 +53,19 @@ def _in_time(checks: Callable[..., None]) -> Callable[..., None]:
         def check(pipe: int) -> None:
             os.dup2(pipe, 1)
             os.dup2(pipe, 2)
+            status = 0
             try:
                 checks(**given)
             except SystemExit as exc:
-                os.write(pipe, bytes([int(exc.code or 0)]))
+                status = int(exc.code or 0)
+            except Exception:
+                traceback.print_exc()
+                status = 1
+            os.write(pipe, bytes([status]))
 
         written, ended = from_child(check, _LIMIT)
         late = Finding("time", PROBLEM, f"the configuration cannot be read in {_LIMIT:g} s", "is a file server down?")
-        text, status = (written[:-1], written[-1]) if ended else (f"{_line(late)}\n".encode(), 1)
+        text, status = (written[:-1], written[-1]) if ended and written else (f"{_line(late)}\n".encode(), 1)
         click.echo(text, nl=False, err=status == 2)  # 2: an error in the options
         sys.exit(status)
 
