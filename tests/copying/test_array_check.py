@@ -24,6 +24,8 @@ from tests.zarrsamples import SAMPLES, STORES
 from zarrfs.cli import main
 from zarrfs.copying.check import check
 from zarrfs.copying.check_report import ArrayCheck, CheckReport
+from zarrfs.errors import ReadError
+from zarrfs.store.api import Value
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.zarr import DOCUMENTS
 
@@ -182,6 +184,27 @@ def test_an_invalid_document_is_reported_and_other_arrays_are_decoded(text: str,
     assert (bad.key, bad.kind) == ("a/.zarray", "bad metadata")
     assert rule in bad.reason
     assert (arrays["a"].array, arrays["b"].decoded) == (None, 2)
+
+
+def test_arrays_beside_an_unreadable_document_are_checked(tmp_path: Path) -> None:
+    class Failing(FileSystemStore):
+        async def open(self, key: str) -> Value:
+            if key == "b/.zarray":
+                raise ReadError(key, "server error", 500)
+            return await super().open(key)
+
+    for name in "abc":
+        zarr.create_array(str(tmp_path / "g" / name), shape=(2,), chunks=(1,), dtype="u1", zarr_format=2)[:] = 1
+
+    async def run() -> CheckReport:
+        store, report = Failing(str(tmp_path / "g")), CheckReport()
+        await check(store, "", report, LIMIT, decode=True)
+        await store.aclose()
+        return report
+
+    report = trio.run(run)
+    assert {array.path: array.decoded for array in report.arrays} == {"a": 2, "c": 2}
+    assert [bad.key for bad in report.bad] == ["b/.zarray"]
 
 
 def test_an_unknown_codec_is_reported(tmp_path: Path) -> None:

@@ -108,6 +108,8 @@ def test_a_changed_document_of_a_store_without_times_is_noticed(tmp_path: Path) 
         (base / "a/.zarray").write_bytes(v2(shape=[20, 30]))  # of the same size
         with pytest.raises(TargetChanged, match="a has changed"):
             await view.get("a/0.0")
+        with pytest.raises(TargetChanged, match="a has changed"):  # the array has more chunks than the view would list
+            await listed(view, "a")
         await view.aclose()
 
     trio.run(main, clock=MockClock(autojump_threshold=0))

@@ -371,6 +371,19 @@ def test_a_shard_that_is_replaced_is_read_by_its_own_index_or_is_an_error(tmp_pa
     on_view(written(tmp_path, source), 2, check)
 
 
+def test_a_shard_of_another_size_is_read_by_its_own_index_though_the_store_has_no_times(tmp_path: Path) -> None:
+    base = written(tmp_path, {"zarr.json": v3(**SHARDED), "c/0/0": shards_of({"0/0": b"1234", "0/1": b"5678"})["0/0"]})
+
+    async def main() -> None:
+        view = TranslatedView(Timeless(str(base)), 2)
+        assert bytes(await view.get("0/1")) == b"5678"
+        (base / "c/0/0").write_bytes(shards_of({"0/0": b"12345", "0/1": b"67890"})["0/0"])
+        assert bytes(await view.get("0/1")) == b"67890"
+        await view.aclose()
+
+    trio.run(main)
+
+
 def test_shards_of_a_slow_store_without_times_are_read(tmp_path: Path) -> None:
     class Slow(Timeless):
         async def open(self, key: str) -> Value:

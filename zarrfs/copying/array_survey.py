@@ -13,7 +13,7 @@ import trio
 from zarrfs.errors import NotFound, ZarrfsError
 from zarrfs.store.api import Info, Kind, Store, walk
 from zarrfs.store.traversal import NOWHERE, followed, with_sizes
-from zarrfs.views.hierarchy import Hierarchy, Node
+from zarrfs.views.hierarchy import Hierarchy, Node, raise_it
 from zarrfs.zarr import DOCUMENTS, is_litter
 from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
@@ -165,7 +165,7 @@ async def survey(store: Store, found: Survey, key: str = "", count: bool = True,
 
 
 async def nodes_of(
-    store: Store, hierarchy: Hierarchy, key: str, failed: Callable[[Exception], None] | None = None
+    store: Store, hierarchy: Hierarchy, key: str, failed: Callable[[Exception], None] = raise_it
 ) -> AsyncIterator[Node]:
     """Yield the nodes of `store` at or below `key`, as Hierarchy.walk().
 

@@ -133,10 +133,10 @@ class Chunks:
         found.fill(_EMPTY.get(self.array.dtype.kind) if fill is None else fill)
         return found
 
-    def kept(self, number: int) -> bool:
-        """Return whether the chunk is cached, and so fresh that get() does not wait."""
+    def kept(self, number: int) -> Decoded | None:
+        """Return the chunk if it is cached, and so fresh that get() would not look at its stored value."""
         found = self._cache.peek(self.id(number))
-        return found is not None and (self._store.immutable or found.is_fresh())
+        return found if found is not None and (self._store.immutable or found.is_fresh()) else None
 
     def coming(self, number: int) -> bool:
         """Return whether the chunk is cached or being decoded."""
@@ -292,10 +292,10 @@ class Chunks:
             return 0, value.size
         id = self._token, key
         found = self._cache.peek(id)
-        if found is None or (found.version is None and not found.is_fresh() and not self._store.immutable):
+        if found is None or (value.version is None and not found.is_fresh() and not self._store.immutable):
             self._cache.discard(id)
             found = await self._cache.get(id, 0, lambda: self._load_index(key))
-        if found.version != value.version and not self._store.immutable:
+        if found.version != (value.size, value.version) and not self._store.immutable:
             self._cache.discard(id)
             raise TargetChanged(key, "changes while it is read")
         try:
@@ -314,7 +314,7 @@ class Chunks:
                 index = sharding.read_index(await value.read(start, length), value.size)
             except MetadataError as exc:
                 raise ReadError(key, str(exc)) from exc
-            return Decoded(index, length + KEPT, value.version, now)
+            return Decoded(index, length + KEPT, (value.size, value.version), now)
 
         found = await self._opened(key, read)
         if found is None:

@@ -83,6 +83,10 @@ class NodeDocument(NamedTuple):
     held: JSON = None
 
 
+def raise_it(exc: Exception) -> None:
+    raise exc
+
+
 class Hierarchy:
     """The nodes of the hierarchy at the root of `store`.
 
@@ -142,42 +146,48 @@ class Hierarchy:
         child = await self._at(join_key(group.path, name))
         return child is not None and bool(child.documents)
 
-    async def walk(self, prefix: str = "", failed: Callable[[Exception], None] | None = None) -> AsyncIterator[Node]:
+    async def walk(self, prefix: str = "", failed: Callable[[Exception], None] = raise_it) -> AsyncIterator[Node]:
         """Yield the node at `prefix` and all below it, groups before their children, without listing chunks.
 
-        A group behind a symbolic link appears once for each path to it. If a group cannot be listed, raise the error,
-        or pass it to `failed` and skip the rest of the group.
+        A group behind a symbolic link appears once for each path to it. `failed` is called with the error of a group
+        that cannot be listed to its end, or of a node that cannot be looked up; what was found is yielded.
         """
         first = await self.node(prefix)
         if first is None:
             return
         yield first
-        stack = [] if first.childless else [self._looked_up(first)]
+        stack = [] if first.childless else [self._looked_up(first, failed)]
         while stack:
-            try:
-                node = await anext(stack[-1], None)
-            except (ZarrfsError, OSError) as exc:
-                if failed is None:
-                    raise
-                failed(exc)
-                node = None
+            node = await anext(stack[-1], None)
             if node is None:
                 stack.pop()
                 continue
             yield node
             if not node.childless:
-                stack.append(self._looked_up(node))
+                stack.append(self._looked_up(node, failed))
 
-    async def _looked_up(self, group: Node) -> AsyncIterator[Node]:
+    async def _looked_up(self, group: Node, failed: Callable[[Exception], None]) -> AsyncIterator[Node]:
         """Yield the children of a group, which are looked up concurrently if the store is remote."""
-        paths = [join_key(group.path, info.name) async for info in self.children(group)]
+        paths: list[str] = []
+        found: dict[str, Node | None] = {}
+
+        async def look(path: str) -> None:
+            try:
+                found[path] = await self._at(path)
+            except (ZarrfsError, OSError) as exc:
+                failed(exc)
+
+        try:
+            async for info in self.children(group):
+                paths.append(join_key(group.path, info.name))
+        except (ZarrfsError, OSError) as exc:
+            failed(exc)
         at_once = _AT_ONCE if self._remote else 1
         for start in range(0, len(paths), at_once):
             batch = paths[start : start + at_once]
-            if self._remote:
-                await for_each(self._at, batch)
+            await for_each(look, batch)
             for path in batch:
-                if (node := await self._at(path)) is not None:
+                if (node := found.pop(path, None)) is not None:
                     yield node
 
     # -- one node, without a look at the nodes above it

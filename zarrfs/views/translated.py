@@ -92,6 +92,8 @@ class TranslatedView(View):
         if resolved.source and not resolved.directory:
             raise NotDirectory(prefix)
         node, chunks = resolved.translated.node, resolved.translated.chunks
+        if node.childless:
+            await self.hierarchy.check(prefix, node)  # before chunks are left out, which its array may have now
         if not resolved.rest and (not after or after in self._names):
             for name, file in resolved.translated.documents.items():
                 if name > after:
