@@ -205,3 +205,15 @@ def test_keys_that_are_no_paths_do_not_hide_the_directory_before_them(bucket: Bu
             assert len([info async for info in store.list_dir(directory)]) == 10
 
     using(bucket, check)
+
+
+def test_a_store_that_is_emptied_and_written_again_is_listed_completely(bucket: Bucket) -> None:
+    bucket.keys = ["y"]
+
+    async def check(store: FsspecStore) -> None:
+        with pytest.raises(ReadError):
+            await keys(store)
+        bucket.keys = ["x/a", "x/d/b", "y"]
+        assert await keys(store) == ["a", "d/b"]
+
+    using(bucket, check)

@@ -48,10 +48,9 @@ class Listing:
         self.counted = 0  # names, when it was stored
 
     def tells(self, key: str, name: str) -> bool:
-        """Return whether the listing shows if a key exists; an empty one does not: permission may be missing."""
+        """Return whether the listing shows if a key exists."""
         # keys below a directory sort before the name and "0"
-        passed = self.flat is None or encoded(f"{key}0") <= encoded(self.flat.after)
-        return name in self.entries or (passed and bool(self.entries))
+        return name in self.entries or self.flat is None or encoded(f"{key}0") <= encoded(self.flat.after)
 
 
 def encoded(key: str) -> bytes:
@@ -85,9 +84,12 @@ class Names:
         return asked + self.ttl > trio.current_time()
 
     def begun(self, directory: str) -> Listing | None:
-        """Return the listing of a directory, complete or not, if that is valid."""
+        """Return the listing of a directory, complete or not, if that is valid.
+
+        An empty one counts for nothing: permission may be missing, or the keys may be about to be written again.
+        """
         found = self._listings.get(directory)
-        return found if found is not None and self.is_valid(found.asked) else None
+        return found if found is not None and found.entries and self.is_valid(found.asked) else None
 
     def listing(self, directory: str) -> Listing | None:
         """Return the complete listing of a directory, if that is valid."""
@@ -109,7 +111,7 @@ class Names:
             known = _younger(name, listing, single)
             if known.entry is not None or known is single or not (self._may_omit and may_be_hidden(name)):
                 return known
-        if own is not None and own.entries and (single is None or single.seen < own.asked):
+        if own is not None and (single is None or single.seen < own.asked):
             return Known(Entry(name, True), own.asked)
         return single
 
