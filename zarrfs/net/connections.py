@@ -13,7 +13,7 @@ import socket
 import ssl
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -130,6 +130,30 @@ class Server:
                 error = error or exc  # the first: the last may be one of IPv6, which this machine does not reach
         self._looked_up = -math.inf
         raise error or OSError(errno.EHOSTUNREACH, os.strerror(errno.EHOSTUNREACH))
+
+
+class Hop(NamedTuple):
+    """One place that a request goes to: the first one, or where it is redirected to."""
+
+    url: str
+    place: str  # scheme://host:port
+    target: str  # path and query, as they are sent
+    server: Server
+    credentials: str  # an Authorization header of the URL itself, with its line end
+
+    @property
+    def path(self) -> str:
+        """The path, without the query."""
+        return self.target.partition("?")[0]
+
+    def is_directory_of(self, first: Hop) -> bool:
+        """Return whether the path is that of `first` with "/" at its end; percent-encoding may differ."""
+        path, asked = self.path, first.path
+        if not path.endswith("/") or asked.endswith("/"):
+            return False
+        from zarrfs.net.webpages import in_one_spelling
+
+        return in_one_spelling(path) == in_one_spelling(asked + "/")
 
 
 class Pool:

@@ -22,9 +22,10 @@ from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net import identity
 from zarrfs.net.failures import check_bucket, failure, raise_for_status, raise_from
+from zarrfs.net.http_response import Response
 from zarrfs.net.reach import Trust
 from zarrfs.net.responses import Entry, Fetched, System, Transient, http_date, too_large
-from zarrfs.net.transport import Cut, Response
+from zarrfs.net.transport import Cut
 from zarrfs.net.web import Web
 from zarrfs.system.buffers import Buffer
 

@@ -12,7 +12,7 @@ import re
 import ssl
 import time
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from zarrfs.concurrency.lru import LRU
@@ -21,12 +21,12 @@ from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import place_of, web_place
 from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net.addresses import is_public, literal, not_public
-from zarrfs.net.connections import Pool, Server
+from zarrfs.net.connections import Hop, Pool, Server
+from zarrfs.net.http_response import Response
 from zarrfs.net.messages import Head
 from zarrfs.net.reach import Trust
 from zarrfs.net.responses import Transient
 from zarrfs.net.tls import tls_error
-from zarrfs.net.transport import Response
 from zarrfs.net.weboptions import basic, from_netrc, lines, proxy_of, web_options
 
 if TYPE_CHECKING:
@@ -50,30 +50,6 @@ _PLAIN = re.compile(
     rf"(?=/){_NO_DOTS}((?:[{_LEGAL}]++|%[0-9A-Fa-f]{{2}})*+)"
 )
 _WRITTEN = re.compile(rf"{_NO_DOTS}(?:[\[\]#{_LEGAL}]++|%[0-9A-Fa-f]{{2}})*+")
-
-
-class Hop(NamedTuple):
-    """One place that a request goes to: the first one, or where it is redirected to."""
-
-    url: str
-    place: str  # scheme://host:port
-    target: str  # path and query, as they are sent
-    server: Server
-    credentials: str  # an Authorization header of the URL itself, with its line end
-
-    @property
-    def path(self) -> str:
-        """The path, without the query."""
-        return self.target.partition("?")[0]
-
-    def is_directory_of(self, first: Hop) -> bool:
-        """Return whether the path is that of `first` with "/" at its end; percent-encoding may differ."""
-        path, asked = self.path, first.path
-        if not path.endswith("/") or asked.endswith("/"):
-            return False
-        from zarrfs.net.webpages import in_one_spelling
-
-        return in_one_spelling(path) == in_one_spelling(asked + "/")
 
 
 class Web:
