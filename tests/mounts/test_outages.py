@@ -47,7 +47,7 @@ def reading(root: Path, values: Sequence[Value], threads: int) -> Iterator[Outco
             value = values[at % len(values)]
             read(root, value, 0, len(value), outcome)
             at += threads
-            time.sleep(0.005)
+            time.sleep(0.03)  # all values together last for ten seconds, also if the server stops slowly
 
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         going = [pool.submit(go_on, number) for number in range(threads)]
