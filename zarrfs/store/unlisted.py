@@ -80,7 +80,7 @@ class NodeLayout(NamedTuple):
 
 
 class _Document(NamedTuple):
-    """What the server has said about a metadata document, and what follows from that."""
+    """The server's answer about a metadata document, with the layout and the names that follow from the document."""
 
     given: Known
     until: float  # when it has to be requested again, on trio's clock

@@ -135,7 +135,7 @@ class Upper:
 
     @property
     def locked(self) -> bool:
-        """Whether lock() was called."""
+        """Return whether this object holds a lock."""
         return self._lock is not None
 
     def lock(self, exclusive: bool) -> None:
